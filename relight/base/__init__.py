@@ -1,0 +1,1 @@
+"""What every other room may use: errors, types, configuration, formats. Knows nothing of torch."""

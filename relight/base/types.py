@@ -1,0 +1,87 @@
+"""The messages that cross rooms and processes: requests in, token deltas out. Knows no text."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are drawn. Ranges are checked where a request enters.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` is always set: a
+    request without one gets a random seed at admission, so a sequence can be recomputed.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate. `record_hints` are token offsets where a turn of the prompt starts:
+    places where a later prompt is likely to branch off. `cache_salt` parts the prefix cache."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    record_hints: tuple[int, ...] = ()
+    cache_salt: str = ""
+
+
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step made for one request. `finish` is set on the last delta of a request, and no
+    delta follows it. A stop token is part of `tokens`. `num_cached` counts the prompt tokens that
+    were reused; it is the same in every delta. Times are seconds since the engine got the request."""
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None
+    num_cached: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of one answer, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine tells its clients once it is ready to serve."""
+
+    model: str
+    max_context: int
+    num_slots: int
+    num_pages: int
+    operator: str
+    memory: tuple[tuple[str, int], ...] = ()
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an engine after its last step. Counters never go back."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    pages_total: int = 0
+    pages_held: int = 0
+    pages_cached: int = 0
+    records_total: int = 0
+    records_used: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    step_s: float = 0.0

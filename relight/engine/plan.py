@@ -1,0 +1,79 @@
+"""StepPlan: one decision of the scheduler, the same for every rank. Knows no tensor.
+
+A plan holds choices and upper bounds only. Token values and positions live on the device
+(`position = length[slot] + i`), so that a plan can be made before the step in front of it has ended.
+"""
+
+from dataclasses import dataclass
+
+from relight.base.types import SamplingParams
+
+LAST_SAMPLED = -1
+"""A token of a made row whose value is the one that the slot's sampler drew last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive new rows of one sequence. `start` is the position of the first row (an upper bound
+    where the rows before it may be rejected). The rows of a `Rows` are all given or all made.
+
+    `sample`: draw the next token from the logits of the last row.
+    """
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    sample: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageWrite:
+    """Entries `first`, `first + 1`, ... of the slot's page table become `pages`."""
+
+    slot: int
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMove:
+    """Copies between the rings of a slot and a boundary record, at `boundary` tokens."""
+
+    slot: int
+    record: int
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetLength:
+    """The slot holds `length` tokens from now on: admission, prefix hit or rewind."""
+
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the next token of a slot is drawn; `position` is that of the token being drawn."""
+
+    slot: int
+    position: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does, in this order: set lengths, write page tables, restore records, run the
+    made and the given segment, draw, take records.
+
+    `draws` has one entry for every `Rows` with `sample`, made before given, in their order.
+    """
+
+    step: int
+    made: tuple[Rows, ...] = ()
+    given: tuple[Rows, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    lengths: tuple[SetLength, ...] = ()
+    pages: tuple[PageWrite, ...] = ()
+    restores: tuple[RecordMove, ...] = ()
+    takes: tuple[RecordMove, ...] = ()
