@@ -1,0 +1,96 @@
+"""Test set-up for all rooms: seeds, options, golden files, devices. Knows no room."""
+
+import hashlib
+import pathlib
+import random
+from collections.abc import Callable
+
+import pytest
+
+GOLDEN = pathlib.Path(__file__).parent / "tests" / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite golden files instead of comparing"
+    )
+    parser.addoption("--bench", action="store_true", help="also run the timing tests")
+    parser.addoption(
+        "--device",
+        default="auto",
+        help="torch device for the `device` fixture; auto: cpu, and the accelerator in gpu tests",
+    )
+
+
+def accelerator_name() -> str | None:
+    """The torch device type of this machine's accelerator, None without one."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        return None
+    device = torch.accelerator.current_accelerator()
+    return None if device is None else device.type
+
+
+def accelerator_count() -> int:
+    import torch
+
+    return torch.accelerator.device_count()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--bench"):
+        skip = pytest.mark.skip(reason="times something; needs --bench")
+        for item in items:
+            if "bench" in item.keywords:
+                item.add_marker(skip)
+    gpu = [item for item in items if "gpu" in item.keywords or "multi" in item.keywords]
+    if not gpu:
+        return
+    name = accelerator_name()
+    count = accelerator_count() if name else 0
+    for item in gpu:
+        if name is None:
+            item.add_marker(pytest.mark.skip(reason="no accelerator that torch can use"))
+        elif "multi" in item.keywords and count < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two accelerators, found {count}"))
+
+
+@pytest.fixture(autouse=True)
+def seeds(request: pytest.FixtureRequest) -> None:
+    """Each test draws from a seed of its own name: the same alone, in any order, on any worker."""
+    import sys
+
+    seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
+    random.seed(seed)
+    if "torch" in sys.modules:  # a test that never imports torch does not pay for it
+        sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """The torch device that a test runs on. Tests marked gpu get the accelerator."""
+    wanted: str = request.config.getoption("--device")
+    if wanted != "auto":
+        return wanted
+    if request.node.get_closest_marker("gpu"):
+        name = accelerator_name()
+        assert name is not None, "tests marked gpu are skipped without an accelerator"
+        return name
+    return "cpu"
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares with tests/golden/<name>."""
+
+    def check(name: str, got: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(got, encoding="utf-8")
+        assert got == path.read_text(encoding="utf-8"), (
+            f"{name} differs; if that is meant, rerun with --update-golden and review the diff"
+        )
+
+    return check
