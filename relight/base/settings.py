@@ -1,0 +1,311 @@
+"""Every setting, declared once: type, range, default, help. Knows no model, device or command line.
+
+A value comes from a flag, else a variable RELIGHT_<NAME>, else the settings file, else the default.
+A name that does not exist, a value out of range, and a setting that cannot act beside the others
+are refused: nothing given is ignored. What depends on the model or the device is refused by the
+room that learns it, as BadSetting too.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from relight.base.errors import BadSetting
+
+Group = Literal["model", "compute", "memory", "requests", "server"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+PREFIX = "RELIGHT_"
+UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _knob(
+    group: Group, help: str, *, low: int | None = None, high: int | None = None, unit: str = ""
+) -> msgspec.Meta:
+    return msgspec.Meta(description=help, ge=low, le=high, extra={"group": group, "unit": unit})
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings in effect. A default of 0 or "auto" means: derived from model and machine."""
+
+    model: Annotated[str, _knob("model", "folder of the checkpoint")]
+    served_name: Annotated[
+        str, _knob("model", "model name that clients send; empty: the folder's name")
+    ] = ""
+    encoding: Annotated[
+        Literal["v4", "v4-first"],
+        _knob("model", "prompt layout; v4-first: the first release of V4-Flash"),
+    ] = "v4"
+    trust_tokenizer: Annotated[
+        bool, _knob("model", "accept marker tokens whose ids differ from the official table")
+    ] = False
+
+    device: Annotated[
+        str, _knob("compute", "torch device; auto: the accelerator if there is one, else cpu")
+    ] = "auto"
+    numerics: Annotated[
+        Literal["auto", "official", "reference"],
+        _knob(
+            "compute",
+            "roundings; official: those the model was trained with (auto means this); "
+            "reference: none, all state in float32",
+        ),
+    ] = "auto"
+    kernels: Annotated[
+        Literal["reference"],
+        _knob("compute", "which kernels run; the plain torch definitions are the only ones yet"),
+    ] = "reference"
+    threads: Annotated[
+        int, _knob("compute", "CPU threads of the engine; 0: torch's choice", low=0, high=1024)
+    ] = 0
+
+    max_context: Annotated[
+        int,
+        _knob(
+            "memory",
+            "longest prompt and output together, in tokens; 0: the model's limit or what fits",
+            low=0,
+            high=2**20,
+        ),
+    ] = 0
+    num_slots: Annotated[int, _knob("memory", "sequences that run at once", low=1, high=4096)] = 32
+    max_step_tokens: Annotated[
+        int, _knob("memory", "most tokens that one step computes", low=1, high=2**16)
+    ] = 2048
+    cache_bytes: Annotated[
+        int,
+        _knob("memory", "memory for pages of long context; 0: derived", low=0, unit="bytes"),
+    ] = 0
+    record_bytes: Annotated[
+        int,
+        _knob(
+            "memory",
+            "memory for boundary records, which make prefixes reusable; 0: derived",
+            low=0,
+            unit="bytes",
+        ),
+    ] = 0
+    prefix_cache: Annotated[
+        Literal["on", "off"], _knob("memory", "reuse the state of prompts that begin alike")
+    ] = "on"
+    reuse_generated: Annotated[
+        Literal["on", "off"],
+        _knob(
+            "memory",
+            "reuse generated tokens, too; off: a warm prompt equals a cold one bit for bit",
+        ),
+    ] = "on"
+
+    admit_output: Annotated[
+        int,
+        _knob(
+            "requests",
+            "output tokens reserved when a request is admitted, if it may make more",
+            low=1,
+            high=2**20,
+        ),
+    ] = 4096
+    default_max_tokens: Annotated[
+        int,
+        _knob(
+            "requests",
+            "output limit of a request that sets none, in tokens; "
+            "0: 8192, with thinking 65536, at most effort 131072",
+            low=0,
+            high=2**20,
+        ),
+    ] = 0
+    max_queue: Annotated[
+        int, _knob("requests", "requests that may wait; one more gets a 429", low=1, high=10**6)
+    ] = 1000
+    strict_fields: Annotated[
+        bool, _knob("requests", "refuse request fields that are otherwise accepted and ignored")
+    ] = False
+    body_limit: Annotated[
+        int, _knob("requests", "largest request body; above it a 413", low=2**10, unit="bytes")
+    ] = 64 * 2**20
+
+    host: Annotated[str, _knob("server", "address to listen on")] = "127.0.0.1"
+    port: Annotated[
+        int, _knob("server", "port to listen on; 0: any free one", low=0, high=65535)
+    ] = 8000
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _knob("server", "least level that is logged")
+    ] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting as the command line, the documents and error messages need it."""
+
+    name: str
+    type: Any
+    kind: Literal["int", "bytes", "text", "choice", "bool"]
+    default: object
+    help: str
+    group: Group
+    wanted: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def required(self) -> bool:
+        return self.default is msgspec.NODEFAULT
+
+    def show(self, value: object) -> str:
+        if self.kind == "bytes":
+            return format_bytes(int(str(value)))
+        return str(value).lower() if self.kind == "bool" else str(value)
+
+
+def format_bytes(count: int) -> str:
+    """In the largest unit that divides it, so that nothing is rounded and it can be given back."""
+    unit = max((u for u, size in UNITS.items() if count % size == 0), key=UNITS.__getitem__)
+    return f"{count // UNITS[unit]} {unit}".strip() if count else "0"
+
+
+def parse_bytes(text: str) -> int:
+    """A count of bytes with an optional binary unit. Raises ValueError."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]iB)?", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no count of bytes")
+    return int(match[1]) * UNITS[match[2] or ""]
+
+
+def _describe(field: msgspec.structs.FieldInfo) -> Knob:
+    base, meta = get_args(field.type)
+    limits = f"{meta.ge} or more" if meta.le is None else f"{meta.ge} to {meta.le}"
+    kind: Literal["int", "bytes", "text", "choice", "bool"]
+    if base is bool:
+        kind, wanted = "bool", "true or false"
+    elif base is str:
+        kind, wanted = "text", "a text"
+    elif base is not int:
+        kind, wanted = "choice", " or ".join(get_args(base))
+    elif meta.extra["unit"] == "bytes":
+        kind, wanted = "bytes", f"bytes, {limits}, written like 1048576, 512 MiB or 8 GiB"
+    else:
+        kind, wanted = "int", limits
+    return Knob(
+        name=field.name,
+        type=field.type,
+        kind=kind,
+        default=field.default,
+        help=meta.description,
+        group=meta.extra["group"],
+        wanted=wanted,
+    )
+
+
+KNOBS: Mapping[str, Knob] = {
+    field.name: _describe(field) for field in msgspec.structs.fields(Settings)
+}
+
+NEEDS = {"reuse_generated": ("prefix_cache", "on"), "record_bytes": ("prefix_cache", "on")}
+"""A setting that acts only where another has a value: given beside another value, it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings and, for each, where its value came from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+    def table(self, groups: Collection[Group] = GROUPS) -> list[tuple[str, str, str]]:
+        """Rows of (name, value, source) in the order of declaration."""
+        return [
+            (name, knob.show(getattr(self.settings, name)), self.sources[name])
+            for name, knob in KNOBS.items()
+            if knob.group in groups
+        ]
+
+
+def load(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+) -> Loaded:
+    """Settings from all sources. `flags` has names of settings; None there means: not given.
+
+    Raises `BadSetting` that names the setting, the value, its source and what is wanted.
+    """
+    given: dict[str, tuple[object, str]] = {}
+    if file is not None:
+        for name, value in _read(file).items():
+            given[_known(name, KNOBS, f"in {file}")] = (value, f"file {file}")
+    variables = {knob.variable: knob.name for knob in KNOBS.values()}
+    for variable, text in environment.items():
+        if variable.startswith(PREFIX):
+            name = variables[_known(variable, variables, "in the environment")]
+            given[name] = (text, f"variable {variable}")
+    for name, value in flags.items():
+        if value is not None:
+            knob = KNOBS[_known(name, KNOBS, "among the flags")]
+            given[name] = (value, f"flag {knob.flag}")
+
+    values = {name: _convert(KNOBS[name], value, source) for name, (value, source) in given.items()}
+    for knob in KNOBS.values():
+        if knob.required and knob.name not in values:
+            raise BadSetting(
+                f"{knob.name} ({knob.help}) is not set; give {knob.flag}, {knob.variable} or a "
+                f"line in the settings file",
+                param=knob.name,
+            )
+    settings = Settings(**values)
+    _check_needs(settings, {name: source for name, (_, source) in given.items()})
+    sources = {name: given[name][1] if name in given else "default" for name in KNOBS}
+    return Loaded(settings, sources)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSetting(f"settings file {file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSetting(f"settings file {file} is not TOML: {error}") from error
+
+
+def _known(name: str, names: Iterable[str], where: str) -> str:
+    names = list(names)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for all names"
+    raise BadSetting(f"there is no setting {name} ({where}); {hint}", param=name)
+
+
+def _convert(knob: Knob, value: object, source: str) -> Any:
+    try:
+        if knob.kind == "bytes" and isinstance(value, str):
+            value = parse_bytes(value)
+        # Not strict: a flag or variable is text, whatever its setting's type.
+        return msgspec.convert(value, knob.type, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadSetting(
+            f"{knob.name} is {value!r} ({source}); wanted {knob.wanted} ({knob.help})",
+            param=knob.name,
+        ) from error
+
+
+def _check_needs(settings: Settings, sources: Mapping[str, str]) -> None:
+    for name, (other, value) in NEEDS.items():
+        found = getattr(settings, other)
+        if name in sources and found != value:
+            raise BadSetting(
+                f"{name} ({sources[name]}) cannot act while {other} is {found}; "
+                f"leave it out, or set {other} to {value}",
+                param=name,
+            )
