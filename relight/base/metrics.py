@@ -1,0 +1,140 @@
+"""Every metric, declared once: name, kind, help, labels, buckets. Knows no exporter and no values.
+
+Names that begin with `vllm:` mean what they mean there, so that existing dashboards work; those
+that begin with `relight:` have no counterpart. A counter is exported with `_total` after its name.
+Every metric also carries the labels `model_name` and `engine`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+COMMON_LABELS = ("model_name", "engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def decades(limit: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 … up to `limit`."""
+    steps = [m * 10**e for e in range(len(str(limit))) for m in (1, 2, 5)]
+    return tuple(float(step) for step in steps if step <= limit)
+
+
+def spaced(low: float, high: float) -> tuple[float, ...]:
+    """Seconds from `low` past `high` in equal ratios of 15 %: any quantile is read off that finely.
+
+    The coarse upper buckets usual elsewhere (160, 640, 2560) say nothing about long prompts.
+    """
+    buckets = [low]
+    while buckets[-1] < high:
+        buckets.append(float(f"{buckets[-1] * 1.15:.3g}"))
+    return tuple(buckets)
+
+
+TOKENS = decades(2**20)
+FIRST_TOKEN_S = spaced(0.001, 1000)
+TOKEN_S = spaced(0.001, 20)
+REQUEST_S = spaced(0.01, 8000)
+
+RUNNING = Metric("vllm:num_requests_running", "gauge", "Requests that hold a slot.")
+WAITING = Metric("vllm:num_requests_waiting", "gauge", "Requests in the queue.")
+CACHE_USAGE = Metric(
+    "vllm:kv_cache_usage_perc", "gauge", "Share of pages that running requests hold, 0 to 1."
+)
+PROMPT_TOKENS = Metric("vllm:prompt_tokens", "counter", "Prompt tokens of admitted requests.")
+CACHED_TOKENS = Metric(
+    "vllm:prompt_tokens_cached", "counter", "Prompt tokens that were reused, not computed."
+)
+CACHE_QUERIES = Metric(
+    "vllm:prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix index."
+)
+CACHE_HITS = Metric("vllm:prefix_cache_hits", "counter", "Prompt tokens found in the prefix index.")
+GENERATION_TOKENS = Metric("vllm:generation_tokens", "counter", "Tokens generated.")
+PREEMPTIONS = Metric("vllm:num_preemptions", "counter", "Requests that lost their slot for a time.")
+SUCCESS = Metric(
+    "vllm:request_success",
+    "counter",
+    "Requests that ended, by reason: stop, length, abort, error.",
+    labels=("finished_reason",),
+)
+REJECTIONS = Metric(
+    "vllm:admission_rejections", "counter", "Requests refused, by error code.", labels=("reason",)
+)
+FIRST_TOKEN = Metric(
+    "vllm:time_to_first_token_seconds",
+    "histogram",
+    "From the arrival of a request to its first token.",
+    buckets=FIRST_TOKEN_S,
+)
+TOKEN_GAP = Metric(
+    "vllm:inter_token_latency_seconds",
+    "histogram",
+    "Between one token of a request and the next.",
+    buckets=TOKEN_S,
+)
+REQUEST_TIME = Metric(
+    "vllm:e2e_request_latency_seconds",
+    "histogram",
+    "From the arrival of a request to its end.",
+    buckets=REQUEST_S,
+)
+QUEUE_TIME = Metric(
+    "vllm:request_queue_time_seconds",
+    "histogram",
+    "From the arrival of a request at the engine to its slot.",
+    buckets=REQUEST_S,
+)
+PREFILL_TIME = Metric(
+    "vllm:request_prefill_time_seconds",
+    "histogram",
+    "From the slot of a request to its first token.",
+    buckets=FIRST_TOKEN_S,
+)
+REQUEST_PROMPT = Metric(
+    "vllm:request_prompt_tokens", "histogram", "Prompt tokens of a request.", buckets=TOKENS
+)
+REQUEST_GENERATION = Metric(
+    "vllm:request_generation_tokens", "histogram", "Tokens that a request made.", buckets=TOKENS
+)
+STEPS = Metric("relight:engine_steps", "counter", "Steps of the engine.")
+RECORDS = Metric(
+    "relight:boundary_records", "gauge", "Boundary records, by state: used, total.", ("state",)
+)
+PAGES = Metric("relight:pages", "gauge", "Pages, by state: held, cached, total.", ("state",))
+IGNORED_FIELDS = Metric(
+    "relight:ignored_fields",
+    "counter",
+    "Request fields that were accepted and had no effect.",
+    labels=("field",),
+)
+
+METRICS = (
+    RUNNING,
+    WAITING,
+    CACHE_USAGE,
+    PROMPT_TOKENS,
+    CACHED_TOKENS,
+    CACHE_QUERIES,
+    CACHE_HITS,
+    GENERATION_TOKENS,
+    PREEMPTIONS,
+    SUCCESS,
+    REJECTIONS,
+    FIRST_TOKEN,
+    TOKEN_GAP,
+    REQUEST_TIME,
+    QUEUE_TIME,
+    PREFILL_TIME,
+    REQUEST_PROMPT,
+    REQUEST_GENERATION,
+    STEPS,
+    RECORDS,
+    PAGES,
+    IGNORED_FIELDS,
+)
