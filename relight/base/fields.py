@@ -1,0 +1,87 @@
+"""Reads the fields of a JSON object strictly, by name and type. Knows no model."""
+
+from collections.abc import Collection
+from typing import NoReturn
+
+from relight.base.errors import BadConfig
+
+
+class Fields:
+    """The fields of `data`. Every reader raises BadConfig that names the field and the remedy.
+
+    `source` and `prefix` only serve messages: `prefix` is the path to a nested object.
+    """
+
+    def __init__(self, data: object, source: str, prefix: str = "") -> None:
+        if not isinstance(data, dict):
+            raise BadConfig(
+                f"{source}: {prefix or 'the file'} is {_shown(data)}; wanted a JSON object; "
+                "give the config.json of a DeepSeek-V4 checkpoint",
+                param=prefix.rstrip(".") or None,
+            )
+        self._data: dict[str, object] = data
+        self._source = source
+        self._prefix = prefix
+        self._asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._data
+
+    def refuse(self, name: str, wanted: str, remedy: str, found: str | None = None) -> NoReturn:
+        field = self._prefix + name
+        if found is None:
+            found = f"is {_shown(self._data[name])}" if name in self._data else "is missing"
+        raise BadConfig(f"{self._source}: {field} {found}; wanted {wanted}; {remedy}", param=field)
+
+    def raw(self, name: str) -> object:
+        """The value as it stands, None when absent."""
+        self._asked.add(name)
+        return self._data.get(name)
+
+    def integer(self, name: str, least: int = 1) -> int:
+        value = self.raw(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self.refuse(name, f"an integer of at least {least}", _COPY)
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.raw(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            self.refuse(name, "a number above 0", _COPY)
+        return float(value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        value = self.raw(name)
+        if not isinstance(value, list) or any(type(item) is not int for item in value):
+            self.refuse(name, "a list of integers", _COPY)
+        return tuple(value)
+
+    def fixed(self, name: str, wanted: object, *, required: bool = False) -> None:
+        """The field must be `wanted`; unless `required`, leaving it out means the same."""
+        value = self.raw(name)
+        if (name in self._data or required) and (
+            value != wanted or isinstance(value, bool) != isinstance(wanted, bool)
+        ):
+            self.refuse(name, _shown(wanted), "no other form of this is built here")
+
+    def nested(self, name: str, missing_remedy: str) -> "Fields":
+        value = self.raw(name)
+        if name not in self._data:
+            self.refuse(name, "a JSON object", missing_remedy)
+        return Fields(value, self._source, f"{self._prefix}{name}.")
+
+    def unknown(self, ignored: Collection[str] = ()) -> tuple[str, ...]:
+        """Names of fields that nobody asked for, without `ignored`, in the order of the file."""
+        return tuple(
+            self._prefix + name
+            for name in self._data
+            if name not in self._asked and name not in ignored
+        )
+
+
+_COPY = "copy the value from the model's published config.json"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
