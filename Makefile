@@ -1,0 +1,59 @@
+# `make` prints the targets. One environment, .venv, serves all of them.
+
+# Extra arguments for pip. PyPI's torch for Linux is the CUDA build; for the small CPU build:
+#   make test PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+JOBS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/relight.stamp
+TINY := .cache/relight/tiny
+
+.PHONY: help setup check fix test test-gpu run docs size lock
+
+help: ## print this
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup: $(STAMP) ## make the environment .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || sh tools/venv.sh .venv
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	@touch $@
+
+check: setup ## format, lint, types, import contracts, documents
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/lint.py
+	$(BIN)/python tools/docs.py --check
+
+fix: setup ## format, and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: check ## check, then all tests that need no accelerator
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) $(ARGS)
+
+test-gpu: setup ## the tests marked gpu, on this machine's accelerator
+	$(BIN)/pytest -m gpu $(ARGS)
+
+run: setup $(TINY)/config.json ## serve a small random checkpoint on 127.0.0.1:8000
+	$(BIN)/relight serve --model $(TINY) $(ARGS)
+
+# Written beside and moved, so that an interrupted run leaves no half checkpoint.
+$(TINY)/config.json: | $(STAMP)
+	rm -rf $(TINY) $(TINY).part
+	$(BIN)/relight synth $(TINY).part
+	mv $(TINY).part $(TINY)
+
+docs: setup ## write the documents that are generated from code
+	$(BIN)/python tools/docs.py
+
+size: setup ## count the lines of each room
+	$(BIN)/python tools/size.py
+
+lock: setup ## write constraints.txt from .venv
+	$(BIN)/python tools/lock.py
