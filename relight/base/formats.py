@@ -44,3 +44,9 @@ def index_row(dim: int) -> RowFormat:
 def float_row(dim: int) -> RowFormat:
     """A row of float32, the form that every row has in reference numerics."""
     return RowFormat("float32", dim, 4 * dim, 0)
+
+
+def fp8_index_row(dim: int) -> RowFormat:
+    """An index key in FP8 with one float32 scale: 132 for 128 dims. A figure of other engines that we
+    do not store: the model was trained with FP4 keys."""
+    return RowFormat("fp8-scaled", dim, dim, 4)
