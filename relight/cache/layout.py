@@ -31,7 +31,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One kind of rows in a block: all data parts of all its layers first, then all scale groups."""
+    """One kind of rows in a block: all data parts of all its layers, then all scale groups."""
 
     name: str
     layers: tuple[int, ...]

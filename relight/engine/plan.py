@@ -1,7 +1,7 @@
 """StepPlan: one decision of the scheduler, the same for every rank. Knows no tensor.
 
-A plan holds choices and upper bounds only. Token values and positions live on the device
-(`position = length[slot] + i`), so that a plan can be made before the step in front of it has ended.
+A plan holds choices and upper bounds only. Token values and positions live on the device (`position
+= length[slot] + i`), so that a plan can be made before the step in front of it has ended.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ LAST_SAMPLED = -1
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive new rows of one sequence. `start` is the position of the first row (an upper bound
-    where the rows before it may be rejected). The rows of a `Rows` are all given or all made.
+    """Consecutive new rows of one sequence. `start` is the position of the first row (an upper
+    bound where the rows before it may be rejected). The rows of a `Rows` are all given or all made.
 
     `sample`: draw the next token from the logits of the last row.
     """

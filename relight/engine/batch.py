@@ -1,0 +1,101 @@
+"""Turns the rows of a plan into a Segment on the device. Knows no model, no pool and no scheduler.
+
+Positions of made rows come from the device's own lengths, not from the plan, so that a plan may be
+made before it is known how many rows of the step in front of it were accepted.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from relight.base.config import ModelConfig
+from relight.base.numerics import Family
+from relight.cache.layout import PAGE_TOKENS, partial_ring_rows, window_ring_rows
+from relight.engine.plan import LAST_SAMPLED, Rows
+from relight.model.inputs import Segment
+
+
+class BatchBuilder:
+    """Builds segments for one model. `lengths` [slots], `last_tokens` [slots] and `page_table`
+    [slots, pages] are the runner's device tensors; they are read, never written."""
+
+    def __init__(
+        self, config: ModelConfig, lengths: Tensor, last_tokens: Tensor, page_table: Tensor
+    ) -> None:
+        self.lengths = lengths
+        self.last_tokens = last_tokens
+        self.page_table = page_table
+        self.ratios = sorted({layer.ratio for layer in config.layers if layer.ratio})
+        self.ring_lengths = sorted(
+            {window_ring_rows(config), *(partial_ring_rows(r) for r in self.ratios)}
+        )
+
+    def segment(self, family: Family, rows: Sequence[Rows]) -> Segment:
+        """`rows` of one role, at least one; every sequence once."""
+        device = self.lengths.device
+
+        def on_device(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        counts = [len(r.tokens) for r in rows]
+        first = [sum(counts[:i]) for i in range(len(counts))]
+        sequence = on_device([s for s, count in enumerate(counts) for _ in range(count)])
+        slots = on_device([r.slot for r in rows])
+        first_rows = on_device(first)
+        total = sum(counts)
+        starts = self.lengths[slots]
+        offset = torch.arange(total, device=device) - first_rows[sequence]
+        max_length = max(r.start + len(r.tokens) for r in rows)
+        pages = -(-max_length // PAGE_TOKENS)
+        return Segment(
+            family=family,
+            token_ids=self._tokens(rows, slots, sequence, on_device),
+            positions=starts[sequence] + offset,
+            sequence=sequence,
+            slots=slots,
+            starts=starts,
+            first_rows=first_rows,
+            page_table=self.page_table[slots, :pages],
+            max_length=max_length,
+            closing_rows={
+                ratio: on_device(_closing(family, rows, first, ratio)) for ratio in self.ratios
+            },
+            kept_rows={ring: on_device(_kept(counts, first, ring)) for ring in self.ring_lengths},
+            sample_rows=on_device(
+                [f + c - 1 for r, f, c in zip(rows, first, counts, strict=True) if r.sample]
+            ),
+        )
+
+    def _tokens(
+        self,
+        rows: Sequence[Rows],
+        slots: Tensor,
+        sequence: Tensor,
+        on_device: Callable[[list[int]], Tensor],
+    ) -> Tensor:
+        known = on_device([token for r in rows for token in r.tokens])
+        if not any(LAST_SAMPLED in r.tokens for r in rows):
+            return known
+        return torch.where(known == LAST_SAMPLED, self.last_tokens[slots[sequence]], known)
+
+
+def _closing(family: Family, rows: Sequence[Rows], first: Sequence[int], ratio: int) -> list[int]:
+    """Rows that may be the last of a group. The start of given rows is exact; that of made rows is
+    a bound, so each of them is a candidate and the device decides."""
+    if family == "step":
+        return list(range(first[-1] + len(rows[-1].tokens)))
+    return [
+        f + i
+        for r, f in zip(rows, first, strict=True)
+        for i in range((-r.start - 1) % ratio, len(r.tokens), ratio)
+    ]
+
+
+def _kept(counts: Sequence[int], first: Sequence[int], ring: int) -> list[int]:
+    """The last `ring` rows of each sequence: earlier ones would be overwritten by them."""
+    return [
+        f + i
+        for f, count in zip(first, counts, strict=True)
+        for i in range(max(0, count - ring), count)
+    ]

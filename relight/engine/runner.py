@@ -1,0 +1,91 @@
+"""Executes step plans: the one place where a plan meets the model, the pool and the sampler.
+Decides nothing."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from relight.cache.layout import PAGE_TOKENS
+from relight.cache.pool import Pool
+from relight.engine.batch import BatchBuilder
+from relight.engine.plan import Draw, Rows, StepPlan
+from relight.kernels.sample import SampleParams, sample
+from relight.model.state import layer_states
+from relight.model.transformer import Transformer
+
+
+class Runner:
+    """Runs plans in the order in which they are given. Lengths, last tokens and page tables live on
+    the device and change only here."""
+
+    def __init__(self, model: Transformer, pool: Pool, *, max_context: int) -> None:
+        device, slots = pool.device, pool.slots.count
+        self.model = model
+        self.pool = pool
+        self.states = layer_states(model.config, pool)
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        pages = -(-max_context // PAGE_TOKENS)
+        self.page_table = torch.zeros((slots, pages), dtype=torch.int64, device=device)
+        self.batch = BatchBuilder(model.config, self.lengths, self.last_tokens, self.page_table)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> list[int]:
+        """Runs one step; returns the drawn tokens in the order of `plan.draws`."""
+        self._prepare(plan)
+        logits = [
+            self._forward(family, rows)
+            for family, rows in (("step", plan.made), ("prefill", plan.given))
+            if rows
+        ]
+        tokens = self._draw(plan.draws, torch.cat(logits)) if plan.draws else []
+        for move in plan.takes:
+            self.pool.take_record(move.slot, move.record, move.boundary)
+        return tokens
+
+    def _prepare(self, plan: StepPlan) -> None:
+        for change in plan.lengths:
+            self.lengths[change.slot] = change.length
+        for write in plan.pages:
+            last = write.first + len(write.pages)
+            self.page_table[write.slot, write.first : last] = torch.tensor(write.pages)
+        for move in plan.restores:
+            self.pool.restore_record(move.slot, move.record, move.boundary)
+
+    def _forward(self, family: str, rows: Sequence[Rows]) -> Tensor:
+        segment = self.batch.segment(family, rows)
+        logits = self.model.forward(segment, self.states)
+        counts = torch.tensor([len(r.tokens) for r in rows], device=self.lengths.device)
+        self.lengths[segment.slots] += counts
+        return logits
+
+    def _draw(self, draws: Sequence[Draw], logits: Tensor) -> list[int]:
+        tokens = sample(logits, sample_params(draws, logits.device))
+        slots = torch.tensor([draw.slot for draw in draws], device=logits.device)
+        self.last_tokens[slots] = tokens
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+
+def sample_params(draws: Sequence[Draw], device: torch.device) -> SampleParams:
+    """The sampling parameters of `draws` as columns."""
+
+    def column(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    params = [draw.sampling for draw in draws]
+    return SampleParams(
+        temperature=column([p.temperature for p in params], torch.float32),
+        top_p=column([p.top_p for p in params], torch.float32),
+        top_k=column([p.top_k for p in params], torch.int64),
+        min_p=column([p.min_p for p in params], torch.float32),
+        seed=column([_signed(p.seed) for p in params], torch.int64),
+        choice=column([p.choice for p in params], torch.int64),
+        position=column([draw.position for draw in draws], torch.int64),
+    )
+
+
+def _signed(seed: int) -> int:
+    """Any integer seed as one that an int64 holds."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,93 @@
+"""Pools `ratio` tokens into one entry: the compressor of CSA and HCA layers, and of index keys.
+Knows no attention.
+
+Raw rows (values and gates of a token, float32) lie in a ring until their group closes. Ratio 4
+overlaps: a token gives its A half to the next group and its B half to its own, so an entry is
+pooled from 8 rows, 4 of them one group back; the other ratios have one half.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Numerics
+from relight.cache.layout import OVERLAP_RATIO
+from relight.kernels.compress import pool
+from relight.kernels.linear import linear
+from relight.model.addresses import EntryAddresses, RingAddresses
+from relight.model.inputs import Segment
+from relight.model.weights import CompressorWeights
+
+
+def history_rows(ratio: int) -> int:
+    """Raw rows before a segment that one of its groups may read."""
+    return 2 * ratio - 1 if ratio == OVERLAP_RATIO else ratio - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """One compressor of one layer. `ring` is its raw rows [slots, ring, values | gates] float32."""
+
+    weights: CompressorWeights
+    ratio: int
+    eps: float
+    numerics: Numerics
+
+    def forward(
+        self,
+        x: Tensor,
+        segment: Segment,
+        ring: Tensor,
+        rings: RingAddresses,
+        entries: EntryAddresses,
+        boundary: torch.dtype,
+    ) -> Tensor:
+        """x [rows, D] -> the entry of every group that may close, normed, not rotated [groups, d].
+
+        Stores the raw rows of the segment. The projections are float32 in official code, whatever
+        the boundary.
+        """
+        raw = self._project(x, segment)
+        source = _source(raw, ring, rings)
+        values, gates = self._members(source, segment, rings, entries)
+        return pool(values, gates, self.weights.norm, self.eps, boundary)
+
+    def _project(self, x: Tensor, segment: Segment) -> Tensor:
+        w = self.weights
+        values = linear(x, w.wkv, segment.family, quantised=False, boundary=torch.float32)
+        gates = linear(x, w.wgate, segment.family, quantised=False, boundary=torch.float32)
+        gates = gates + w.ape[segment.positions % self.ratio]
+        return torch.cat([values, gates], dim=1)  # [rows, 2 * c * d]
+
+    def _members(
+        self, source: Tensor, segment: Segment, rings: RingAddresses, entries: EntryAddresses
+    ) -> tuple[Tensor, Tensor]:
+        """The raw rows of each group [groups, members, d]; absent: gate -inf and value 0."""
+        overlap = self.ratio == OVERLAP_RATIO
+        members = 2 * self.ratio if overlap else self.ratio
+        offsets = torch.arange(self.ratio - members, self.ratio, device=source.device)
+        positions = entries.group_entry.unsqueeze(1) * self.ratio + offsets
+        at = rings.source(segment, entries.group_sequence, positions)
+        rows = source[at.clamp(min=0)]  # [groups, members, 2 * c * d]
+        values, gates = rows.chunk(2, dim=-1)
+        if overlap:
+            values, gates = self._halves(values), self._halves(gates)
+        absent = (at < 0).unsqueeze(-1)
+        return values.masked_fill(absent, 0.0), gates.masked_fill(absent, float("-inf"))
+
+    def _halves(self, rows: Tensor) -> Tensor:
+        first, second = rows.chunk(2, dim=-1)
+        return torch.cat([first[:, : self.ratio], second[:, self.ratio :]], dim=1)
+
+
+def _source(raw: Tensor, ring: Tensor, rings: RingAddresses) -> Tensor:
+    """Stores the segment's raw rows in the ring; returns what groups are read from, flat."""
+    slots, length = ring.shape[:2]
+    past = None
+    if rings.past is not None:
+        past = ring[rings.past // length, rings.past % length]
+    ring[rings.places // length, rings.places % length] = raw[rings.kept]
+    if past is None:
+        return ring.reshape(slots * length, -1)
+    return torch.cat([past, raw])

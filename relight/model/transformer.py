@@ -1,0 +1,116 @@
+"""The V4 network over cached state: embedding, blocks, head. Knows no request, allocator or prefix.
+
+The residual is four streams. A sublayer reads a mix of them (`pre`), and its output is spread over
+them again (`post`) while they are mixed among themselves (`comb`, doubly stochastic): mHC.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from relight.base.config import LayerSpec, ModelConfig
+from relight.base.numerics import Numerics
+from relight.kernels import hyper
+from relight.kernels.linear import linear
+from relight.kernels.norm import rms_norm
+from relight.model.attention import Addresses, Attention, addresses
+from relight.model.inputs import Segment
+from relight.model.moe import Moe
+from relight.model.state import LayerState
+from relight.model.weights import HyperWeights, LayerWeights, ModelWeights
+
+
+class Block:
+    """One layer: attention and experts, each between a mix and a spread of the streams."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerSpec,
+        weights: LayerWeights,
+        numerics: Numerics,
+        boundary: torch.dtype,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.boundary = boundary
+        self.attention = Attention(config, layer, weights.attention, numerics, boundary)
+        self.moe = Moe(config, weights.ffn, numerics, boundary)
+
+    def forward(
+        self, streams: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> Tensor:
+        """streams [rows, hc, D] -> the same shape."""
+        w = self.weights
+        mix = self._mix(streams, w.hyper_attention, segment)
+        x = self._collapse(streams, mix.pre, w.attention_norm)
+        out = self.attention.forward(x, segment, where, state)
+        streams = hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+
+        mix = self._mix(streams, w.hyper_ffn, segment)
+        x = self._collapse(streams, mix.pre, w.ffn_norm)
+        out = self.moe.forward(x, segment)
+        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+
+    def _mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
+        c = self.config
+        return hyper.mix(
+            streams,
+            weights.fn,
+            weights.base,
+            weights.scale,
+            iterations=c.hc_iters,
+            eps=c.hc_eps,
+            norm_eps=c.rms_norm_eps,
+            family=segment.family,
+        )
+
+    def _collapse(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
+        x = hyper.collapse(streams, pre, self.boundary)
+        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+
+
+class Transformer:
+    """The whole network. One `forward` is one segment; its rows leave their mark in the states."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, numerics: Numerics) -> None:
+        self.config = config
+        self.weights = weights
+        self.numerics = numerics
+        self.boundary = getattr(torch, numerics.boundary)
+        self.blocks = tuple(
+            Block(config, layer, layer_weights, numerics, self.boundary)
+            for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
+        )
+
+    @torch.inference_mode()
+    def forward(self, segment: Segment, states: Sequence[LayerState]) -> Tensor:
+        """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer."""
+        where = addresses(self.config, segment)
+        streams = self.embed(segment.token_ids)
+        for block, state in zip(self.blocks, states, strict=True):
+            streams = block.forward(streams, segment, where, state)
+        return self.head(streams[segment.sample_rows], segment)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The embedding in every stream [rows, hc, D]."""
+        rows = self.weights.embed[token_ids].to(self.boundary)
+        return rows.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+
+    def head(self, streams: Tensor, segment: Segment) -> Tensor:
+        """streams [rows, hc, D] -> logits [rows, V] float32."""
+        w, c = self.weights, self.config
+        pre = hyper.head(
+            streams,
+            w.hc_head_fn,
+            w.hc_head_base,
+            w.hc_head_scale,
+            eps=c.hc_eps,
+            norm_eps=c.rms_norm_eps,
+            family=segment.family,
+        )
+        x = rms_norm(
+            hyper.collapse(streams, pre, self.boundary), w.norm, c.rms_norm_eps, self.boundary
+        )
+        return linear(x, w.head, segment.family, quantised=False, boundary=torch.float32)
