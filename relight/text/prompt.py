@@ -1,0 +1,214 @@
+"""Turns a conversation into the exact token ids that DeepSeek-V4 was trained on. Knows nothing of
+requests, engines or HTTP."""
+
+from typing import Literal
+
+import msgspec
+
+from relight.base.errors import BadRequest
+from relight.text.conversation import Conversation, Message, Tool
+from relight.text.dsml import V4_TAGS, open_block, python_json, render_calls
+from relight.text.literals import FixedText, load_v4_literals
+from relight.text.tokenizer import Segment, Tokenizer
+from relight.text.turns import AssistantTurn, ReminderTurn, UserTurn, arrange
+
+Encoding = Literal["v4", "v4-first"]
+"""`v4` is the release of 31 July and later, `v4-first` the one of April. Their configurations are
+identical, so this is a setting. They differ in what an effort word means."""
+
+Start = Literal["reasoning", "content", "tools"]
+"""Where in the answer the model's first token stands."""
+
+EffortText = Literal["effort_high", "effort_max"] | None
+EFFORTS: dict[Encoding, dict[str | None, EffortText]] = {
+    "v4": {
+        None: "effort_high",
+        "none": "effort_high",  # only seen with an explicit switch, which wins over the word
+        "minimal": None,
+        "low": None,
+        "medium": "effort_high",
+        "high": "effort_high",
+        "xhigh": "effort_high",
+        "max": "effort_max",
+    },
+    "v4-first": {
+        None: None,
+        "none": None,
+        "minimal": None,
+        "low": None,
+        "medium": None,
+        "high": None,
+        "xhigh": "effort_high",
+        "max": "effort_high",
+    },
+}
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """`record_hints` are the offsets in `ids` where user turns start, ascending. `start` is where
+    the answer begins; `continued` says that the client's own text stands right before it."""
+
+    ids: tuple[int, ...]
+    text: str
+    record_hints: tuple[int, ...]
+    start: Start
+    continued: bool = False
+
+
+class PromptEncoder:
+    """Encodes conversations for one checkpoint. Thread-safe: it holds constants only.
+
+    Only the encoder's own markers become special ids. Text between two markers is encoded as one
+    run, whoever wrote its parts, without the added vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, encoding: Encoding = "v4") -> None:
+        self._tokenizer = tokenizer
+        self._efforts = EFFORTS[encoding]
+        self._encoding = encoding
+        self._literals = load_v4_literals()
+
+    def encode(self, conversation: Conversation) -> Prompt:
+        """Raises `BadRequest` for what cannot be written down as asked."""
+        system, turns = arrange(conversation)
+        mark = self._tokenizer.special
+        out = _Writer(self._tokenizer)
+        out.add(mark.bos)
+        self._write_system(out, system, conversation)
+        keep_reasoning = conversation.thinking and bool(conversation.usable_tools)
+        for i, turn in enumerate(turns):
+            match turn:
+                case UserTurn():
+                    out.begin_turn()
+                    out.add(mark.user, _user_text(turn))
+                case ReminderTurn(text):
+                    out.add(mark.latest_reminder, text)
+                case AssistantTurn(message):
+                    if conversation.continue_final and i == len(turns) - 1:
+                        return self._continue(out, message, conversation.thinking)
+                    self._write_assistant(out, message, keep_reasoning)
+        out.add(mark.assistant, mark.think_open if conversation.thinking else mark.think_close)
+        if conversation.tool_choice != "required":
+            return out.prompt("reasoning" if conversation.thinking else "content")
+        _check_can_require_tools(conversation)
+        out.add(*open_block(V4_TAGS, mark.dsml))
+        return out.prompt("tools")
+
+    def _write_system(self, out: "_Writer", system: str, conversation: Conversation) -> None:
+        if conversation.thinking and (effort := self._effort_text(conversation.effort)):
+            self._write_fixed(out, getattr(self._literals, effort))
+        out.add(system)
+        if tools := conversation.usable_tools:
+            out.add("\n\n")
+            self._write_fixed(out, self._literals.tools_head)
+            out.add("\n".join(map(_schema_line, tools)))
+            self._write_fixed(out, self._literals.tools_tail)
+        if conversation.response_format != "text":
+            out.add("\n\n")
+            self._write_fixed(out, getattr(self._literals, conversation.response_format))
+        if conversation.response_format == "json_schema":
+            out.add(python_json(conversation.response_schema))
+
+    def _write_fixed(self, out: "_Writer", pieces: FixedText) -> None:
+        special = self._tokenizer.special
+        for piece in pieces:
+            out.add(getattr(special, piece.marker) if piece.marker else piece.text)
+
+    def _write_assistant(self, out: "_Writer", message: Message, keep_reasoning: bool) -> None:
+        """A finished turn. With tools in play every turn shows its reasoning, an absent one as
+        empty; otherwise no earlier turn does, however it was made."""
+        mark = self._tokenizer.special
+        out.add(mark.assistant)
+        if keep_reasoning:
+            out.add(mark.think_open, message.reasoning or "")
+        out.add(mark.think_close, message.content or "")
+        if message.tool_calls:
+            out.add(*render_calls(message.tool_calls, V4_TAGS, mark.dsml))
+        out.add(mark.eos)
+
+    def _continue(self, out: "_Writer", message: Message, thinking: bool) -> Prompt:
+        """The last turn left open. Reasoning without content is itself what goes on."""
+        mark = self._tokenizer.special
+        reasoning, content = message.reasoning or "", message.content or ""
+        out.add(mark.assistant)
+        if thinking:
+            out.add(mark.think_open, reasoning)
+            if not content:
+                return out.prompt("reasoning", continued=bool(reasoning))
+        out.add(mark.think_close, content)
+        return out.prompt("content", continued=bool(content))
+
+    def _effort_text(self, effort: str | int | float | None) -> EffortText:
+        if isinstance(effort, str | None) and effort in self._efforts:
+            return self._efforts[effort]
+        words = ", ".join(word for word in self._efforts if word)
+        raise BadRequest(
+            f"reasoning_effort is {effort!r}; this model ({self._encoding}) takes one of {words}",
+            param="reasoning_effort",
+        )
+
+
+class _Writer:
+    """Collects segments and remembers where turns start. A run of text is one segment, because the
+    tokenizer may join characters across the pieces that it was written in."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._segments: list[Segment] = []
+        self._run: list[str] = []
+        self._turns: list[int] = []
+
+    def add(self, *pieces: Segment) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._run.append(piece)
+            else:
+                self._end_run()
+                self._segments.append(piece)
+
+    def begin_turn(self) -> None:
+        """The next piece, a marker, opens a turn."""
+        self._end_run()
+        self._turns.append(len(self._segments))
+
+    def prompt(self, start: Start, *, continued: bool = False) -> Prompt:
+        self._end_run()
+        ids: list[int] = []
+        offsets = []
+        for encoded in self._tokenizer.encode_segments(self._segments):
+            offsets.append(len(ids))
+            ids += encoded
+        decode = self._tokenizer.decode
+        text = "".join(part if isinstance(part, str) else decode([part]) for part in self._segments)
+        hints = tuple(offsets[turn] for turn in self._turns)
+        return Prompt(tuple(ids), text, hints, start, continued)
+
+    def _end_run(self) -> None:
+        if run := "".join(self._run):
+            self._segments.append(run)
+        self._run.clear()
+
+
+def _user_text(turn: UserTurn) -> str:
+    results = [f"<tool_result>{result}</tool_result>" for result in turn.results]
+    return "\n\n".join(results if turn.text is None else [*results, turn.text])
+
+
+def _schema_line(tool: Tool) -> str:
+    """Always the three keys, so that a client's extra ones never change the cached prefix."""
+    schema = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": {} if tool.parameters is None else tool.parameters,
+    }
+    return python_json(schema)
+
+
+def _check_can_require_tools(conversation: Conversation) -> None:
+    if not conversation.tools:
+        raise BadRequest("tool_choice is 'required' without tools", param="tool_choice")
+    if conversation.thinking:
+        raise BadRequest(
+            "Thinking mode does not support this tool_choice; turn thinking off, or send 'auto'",
+            param="tool_choice",
+        )
