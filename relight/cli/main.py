@@ -1,22 +1,38 @@
-"""The `relight` command. Knows no model: each command imports what it needs when run."""
+"""The `relight` command. Knows no model: each command imports what it needs when it is run."""
+
+import sys
 
 import typer
 
 from relight import __version__
+from relight.base.errors import RelightError
+from relight.cli import run, show
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-@app.callback()
-def root() -> None:
-    """Relight: an inference engine and server for DeepSeek-V4-Flash."""
+app = typer.Typer(
+    name="relight",
+    help="Relight: an inference engine and server for DeepSeek-V4-Flash.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+for command in (run.doctor,):
+    app.command()(command)
 
 
 @app.command()
 def version() -> None:
-    """Prints the version."""
+    """Print the version.
+
+    Example: `relight version`
+    """
     print(__version__)
 
 
 def main() -> None:
-    app()
+    """Runs the command line. A user's error is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except RelightError as problem:
+        show.error(problem.message)
+        sys.exit(2)

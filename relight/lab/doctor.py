@@ -1,0 +1,103 @@
+"""Says what this machine can and cannot do for Relight, and what to do about it. Loads no model.
+
+The first thing to paste in a report.
+"""
+
+import pkgutil
+
+import msgspec
+
+import relight.kernels
+from relight import __version__
+from relight.base.official import V4_FLASH
+from relight.base.tensors import backbone_tensors
+from relight.lab.machine import Machine, read_machine
+
+GIB = 2**30
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that will not work, or not well, and the remedy."""
+
+    problem: str
+    remedy: str
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """The form of an op that runs here, per family."""
+
+    op: str
+    prefill: str
+    step: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    relight: str
+    machine: Machine
+    variants: tuple[Variant, ...]
+    findings: tuple[Finding, ...]
+
+
+def examine() -> Report:
+    machine = read_machine()
+    return Report(__version__, machine, variants(), findings(machine))
+
+
+def variants() -> tuple[Variant, ...]:
+    ops = [m.name for m in pkgutil.iter_modules(relight.kernels.__path__) if m.ispkg]
+    return tuple(Variant(op, "reference", "reference") for op in ops)
+
+
+def findings(machine: Machine) -> tuple[Finding, ...]:
+    return (*_accelerator(machine), *_memory(machine), *_speed(machine))
+
+
+def _accelerator(machine: Machine) -> list[Finding]:
+    if machine.accelerators:
+        return []
+    if machine.driver is not None and machine.torch_build == "CPU only":
+        return [
+            Finding(
+                f"driver {machine.driver} is here, but torch {machine.torch} is a CPU build",
+                "install a CUDA build of torch into this environment",
+            )
+        ]
+    if machine.torch_build != "CPU only":
+        return [
+            Finding(
+                f"torch is built for {machine.torch_build} and finds no device",
+                "check that nvidia-smi (or rocm-smi) lists the device and that the driver is new "
+                "enough for this build; until then the model runs on the CPU",
+            )
+        ]
+    return [Finding("no accelerator", "the model runs on the CPU; nothing to do if that is meant")]
+
+
+def _memory(machine: Machine) -> list[Finding]:
+    """Whether the weights of the full V4-Flash fit, which is what most people want to know."""
+    need = sum(spec.nbytes for spec in backbone_tensors(V4_FLASH))
+    if machine.accelerators:
+        where = "each accelerator"
+        have = min((a.free_bytes or 0) for a in machine.accelerators)
+    else:
+        where, have = "memory", machine.available_bytes or 0
+    if have >= need:
+        return []
+    return [
+        Finding(
+            f"the full DeepSeek-V4-Flash has {need / GIB:.1f} GiB of weights; "
+            f"{have / GIB:.1f} GiB of {where} is free",
+            "serve a smaller checkpoint of the same layout (relight synth writes one), "
+            "or use a machine with more memory",
+        )
+    ]
+
+
+def _speed(machine: Machine) -> list[Finding]:
+    device = "the accelerator" if machine.accelerators else "the CPU"
+    return [
+        Finding(
+            f"no fast kernels are built yet: every op runs its torch definition on {device}",
+            "results are exact; do not judge speed by this version",
+        )
+    ]

@@ -1,0 +1,89 @@
+"""Properties of the command line as a user meets it: quick, clear, one line for an error."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relight import __version__
+from relight.base.errors import BadSetting
+from relight.base.settings import KNOBS, Loaded
+from relight.cli import main as command_line
+from relight.cli.options import with_settings
+
+
+def relight(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from relight.cli.main import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+    )
+
+
+def test_the_version_is_the_packages() -> None:
+    assert relight("version").stdout == f"{__version__}\n"
+
+
+def test_help_imports_no_heavy_module() -> None:
+    script = (
+        "import sys; from relight.cli.main import app; app(['--help'], standalone_mode=False); "
+        "print(sorted({'torch', 'tokenizers', 'starlette', 'zmq', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def command(groups: Sequence[str]) -> tuple[typer.Typer, list[Loaded]]:
+    """A command line whose only command records the settings that it gets."""
+    app, seen = typer.Typer(pretty_exceptions_enable=False), []
+
+    @app.command()
+    @with_settings(*groups)  # type: ignore[arg-type]
+    def record(loaded: Loaded, word: str = "none") -> None:
+        seen.append(loaded)
+        print(word)
+
+    return app, seen
+
+
+def test_every_setting_of_a_group_is_a_flag_and_no_other() -> None:
+    app, _ = command(["server"])
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    for knob in KNOBS.values():
+        assert (knob.flag in text) == (knob.group == "server")
+
+
+def test_a_flag_reaches_the_command_beside_its_own_parameters() -> None:
+    app, seen = command(["model", "server"])
+    arguments = ["--model", "folder", "--port", "81", "--trust-tokenizer", "--word", "own"]
+    result = CliRunner().invoke(app, arguments, env={"RELIGHT_NUM_SLOTS": "5"})
+    assert result.output == "own\n"
+    settings = seen[0].settings
+    assert (settings.model, settings.port, settings.num_slots) == ("folder", 81, 5)
+    assert settings.trust_tokenizer
+    assert seen[0].sources["port"] == "flag --port"
+
+
+def test_a_switch_can_be_turned_off_against_a_variable() -> None:
+    app, seen = command(["model"])
+    arguments = ["--model", "folder", "--no-trust-tokenizer"]
+    CliRunner().invoke(app, arguments, env={"RELIGHT_TRUST_TOKENIZER": "true"})
+    assert not seen[0].settings.trust_tokenizer
+
+
+def test_an_error_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise BadSetting("port is 'x' [flag]; wanted 0 to 65535")
+
+    monkeypatch.setattr(command_line, "app", fail)
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: port is 'x' [flag]; wanted 0 to 65535\n"

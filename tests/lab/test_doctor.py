@@ -1,0 +1,55 @@
+"""The doctor finds what is wrong on machines that are described to it."""
+
+import msgspec
+
+from relight.lab.doctor import examine, findings
+from relight.lab.machine import Accelerator, Machine, read_machine
+
+GIB = 2**30
+PLAIN = Machine(
+    system="Linux",
+    python="3.11",
+    torch="2.13.0",
+    torch_build="CPU only",
+    torch_threads=2,
+    processor="some",
+    cores=2,
+    flags=(),
+    memory_bytes=400 * GIB,
+    available_bytes=300 * GIB,
+    compiler=None,
+    driver=None,
+    accelerators=(),
+)
+
+
+def problems(**changes: object) -> str:
+    return "\n".join(f.problem for f in findings(msgspec.structs.replace(PLAIN, **changes)))
+
+
+def test_this_machine_can_be_read_and_reported_as_json() -> None:
+    report = examine()
+    assert report.machine.cores >= 1
+    decoded = msgspec.json.decode(msgspec.json.encode(report), type=type(report))
+    assert decoded == report
+    assert read_machine().torch == report.machine.torch
+
+
+def test_a_driver_beside_a_cpu_build_of_torch_is_found() -> None:
+    assert "driver 580 is here, but torch 2.13.0 is a CPU build" in problems(driver="580")
+
+
+def test_a_device_build_without_device_is_found() -> None:
+    assert "built for CUDA 12.6 and finds no device" in problems(torch_build="CUDA 12.6")
+
+
+def test_too_little_memory_for_the_full_model_is_found_with_both_figures() -> None:
+    assert "145.3 GiB of weights; 10.0 GiB of memory" in problems(available_bytes=10 * GIB)
+    assert "weights" not in problems()
+    device = Accelerator("cuda:0", "H200", "9.0", 141 * GIB, 139 * GIB)
+    found = problems(accelerators=(device,), torch_build="CUDA 13.0")
+    assert "139.0 GiB of each accelerator" in found
+
+
+def test_every_finding_says_what_to_do() -> None:
+    assert all(finding.remedy for finding in findings(PLAIN))
