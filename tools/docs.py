@@ -1,0 +1,102 @@
+"""Writes the documents that are generated from code, or with --check tells which are stale."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from relight.base.metrics import COMMON_LABELS, METRICS
+from relight.base.settings import GROUPS, KNOBS, NEEDS, Knob
+from relight.cli.main import app
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BANNER = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
+
+
+def settings() -> Iterator[str]:
+    yield "# Settings\n"
+    yield BANNER
+    yield (
+        "A value comes from the flag, else the variable, else the file given with `--config`,\n"
+        "else the default. The file is TOML, one `name = value` a line. Unknown names and values\n"
+        "out of range are refused. Bytes may be written as `1048576`, `512 MiB` or `8 GiB`.\n"
+    )
+    for group in GROUPS:
+        yield f"## {group.capitalize()}\n"
+        yield "| name, flag, variable | default | values | meaning |\n| --- | --- | --- | --- |"
+        for knob in KNOBS.values():
+            if knob.group == group:
+                yield _row(knob)
+        yield ""
+
+
+def _row(knob: Knob) -> str:
+    shown = "" if knob.required else knob.show(knob.default) or '""'
+    default = f"`{shown}`" if shown else "must be given"
+    meaning = knob.help
+    if knob.name in NEEDS:
+        other, value = NEEDS[knob.name]
+        meaning += f"; refused unless `{other}` is `{value}`"
+    names = f"`{knob.name}`<br>`{knob.flag}`<br>`{knob.variable}`"
+    return f"| {names} | {default} | {knob.wanted.split(', written')[0]} | {meaning} |"
+
+
+def commands() -> Iterator[str]:
+    yield "# Commands\n"
+    yield BANNER
+    root: Any = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        yield f"## relight {name}\n"
+        yield "\n".join(line.strip() for line in command.help.strip().splitlines()) + "\n"
+        own = [param for param in command.params if param.name not in KNOBS]
+        if own:
+            yield "| parameter | meaning |\n| --- | --- |"
+            for param in own:
+                yield f"| {_usage(param)} | {param.help or ''} |"
+            yield ""
+        groups = {KNOBS[param.name].group for param in command.params if param.name in KNOBS}
+        if groups:
+            links = ", ".join(f"[{g}](settings.md#{g})" for g in GROUPS if g in groups)
+            yield f"And a flag for each setting of: {links}.\n"
+
+
+def _usage(param: Any) -> str:
+    if param.param_type_name == "argument":
+        return f"`{param.name.upper()}`" + ("" if param.required else " (optional)")
+    return " ".join(f"`{option}`" for option in [*param.opts, *param.secondary_opts])
+
+
+def metrics() -> Iterator[str]:
+    yield "# Metrics\n"
+    yield BANNER
+    common = " and ".join(f"`{label}`" for label in COMMON_LABELS)
+    yield f"`GET /metrics`, in Prometheus' text form. Every metric has the labels {common}.\n"
+    yield "| name | kind | further labels | meaning |\n| --- | --- | --- | --- |"
+    for metric in METRICS:
+        name = metric.name + ("_total" if metric.kind == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield f"| `{name}` | {metric.kind} | {labels} | {metric.help} |"
+
+
+DOCUMENTS = {"settings.md": settings, "commands.md": commands, "metrics.md": metrics}
+
+
+def main(check: bool, folder: Path = DOCS) -> int:
+    stale = []
+    for name, write in DOCUMENTS.items():
+        text = "\n".join(write()).rstrip("\n") + "\n"
+        file = folder / name
+        if check:
+            if not file.exists() or file.read_text(encoding="utf-8") != text:
+                stale.append(name)
+        else:
+            file.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"docs/{name} does not match the code; run make docs")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
