@@ -1,0 +1,181 @@
+"""Checks on this machine that a row's bits depend on its own past only, promise by promise.
+
+Each check runs the same requests in two ways that must not matter and compares the tokens. Knows
+engines only as something that turns requests into tokens.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import msgspec
+
+from relight.base.settings import Settings
+from relight.base.types import Request, SamplingParams
+
+Verdict = Literal["kept", "not kept", "not checked"]
+
+PAGE_TOKENS = 128  # a boundary where state can be reused; prompts here reach over several
+
+
+class Answer(msgspec.Struct, frozen=True):
+    tokens: tuple[int, ...]
+    num_cached: int = 0
+
+
+class Engine(Protocol):
+    """An engine that was started for one run of the audit."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def run(self, requests: Sequence[Request]) -> list[Answer]:
+        """Runs all of `requests` at once, admitted in their order, to their ends."""
+        ...
+
+
+Start = Callable[[Settings], AbstractContextManager[Engine]]
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """`detail`: what was compared, or the first difference, or why nothing was."""
+
+    text: str
+    verdict: Verdict
+    detail: str
+
+
+class Audit:
+    """The promises about one model and one set of settings. `start` gives a fresh engine, whose
+    caches are empty. `tokens`: how many each request makes."""
+
+    def __init__(self, settings: Settings, start: Start, *, tokens: int = 48) -> None:
+        self.settings = settings
+        self.start = start
+        self.tokens = tokens
+        with start(self.settings) as engine:
+            self.vocab_size = engine.vocab_size
+
+    def promises(self) -> Iterator[Promise]:
+        yield self._speculation()
+        yield self._batch()
+        yield self._chunks()
+        yield self._warm()
+        yield self._generated()
+        yield self._threads()
+
+    def _request(self, name: str, prompt: Sequence[int], *, tokens: int = 0) -> Request:
+        """Sampled, since a sampled token hangs on more of the logits than the largest one."""
+        sampling = SamplingParams(
+            temperature=1.0,
+            seed=random.Random(name).getrandbits(32),
+            max_tokens=tokens or self.tokens,
+        )
+        return Request(id=name, prompt=tuple(prompt), sampling=sampling)
+
+    def _prompt(self, name: str, length: int) -> list[int]:
+        draw = random.Random(name)
+        return [draw.randrange(self.vocab_size) for _ in range(length)]
+
+    def _engine(self, **changes: object) -> AbstractContextManager[Engine]:
+        return self.start(msgspec.structs.replace(self.settings, **changes))
+
+    def _one(self, request: Request, **changes: object) -> Answer:
+        with self._engine(**changes) as engine:
+            return engine.run([request])[0]
+
+    def _speculation(self) -> Promise:
+        return Promise(
+            "text is the same with speculation on or off",
+            "not checked",
+            "speculation is not built yet",
+        )
+
+    def _batch(self) -> Promise:
+        requests = [
+            self._request(f"mate {i}", self._prompt(f"mate {i}", length))
+            for i, length in enumerate((1, 5, 127, 128, 129, 300))
+        ]
+        with self._engine(prefix_cache="off") as engine:
+            alone = [engine.run([request])[0] for request in requests]
+            together = engine.run(requests)
+            turned = engine.run(requests[::-1])[::-1]
+        return _compare(
+            "batch mates and their order never change text",
+            f"{len(requests)} requests alone, together, and together in turned order",
+            zip(alone + alone, together + turned, strict=True),
+        )
+
+    def _chunks(self) -> Promise:
+        request = self._request("chunks", self._prompt("chunks", 3 * PAGE_TOKENS + 11))
+        cuts = (17, PAGE_TOKENS, 200)
+        whole = self._one(request, prefix_cache="off", max_step_tokens=2048)
+        cut = [self._one(request, prefix_cache="off", max_step_tokens=size) for size in cuts]
+        return _compare(
+            "any cut of a prompt into chunks gives the same text",
+            f"{len(request.prompt)} tokens whole and in chunks of {', '.join(map(str, cuts))}",
+            zip([whole] * len(cuts), cut, strict=True),
+        )
+
+    def _warm(self) -> Promise:
+        text = "a warm prefix of given tokens gives the same text as a cold run"
+        prompt = self._prompt("warm", 2 * PAGE_TOKENS + 1)
+        first = self._request("first", prompt)
+        others = [
+            self._request("same", prompt),
+            self._request("longer", prompt + self._prompt("tail", 40)),
+            self._request("branch", prompt[: PAGE_TOKENS + 9] + self._prompt("branch", 150)),
+        ]
+        return self._after(text, [first], others, {"prefix_cache": "on"})
+
+    def _generated(self) -> Promise:
+        text = "with reuse_generated off, a turn after generated text equals a cold run"
+        first = self._request("turn", self._prompt("turn", PAGE_TOKENS + 1), tokens=PAGE_TOKENS + 9)
+        made = self._one(first, prefix_cache="off").tokens
+        tail = self._prompt("next turn", 30)
+        second = self._request("next turn", [*first.prompt, *made, *tail])
+        return self._after(
+            text, [first], [second], {"prefix_cache": "on", "reuse_generated": "off"}
+        )
+
+    def _after(
+        self,
+        text: str,
+        before: Sequence[Request],
+        requests: Sequence[Request],
+        changes: dict[str, object],
+    ) -> Promise:
+        """Compares cold runs of `requests` with runs on an engine that has run `before`."""
+        with self._engine(prefix_cache="off") as engine:
+            cold = [engine.run([request])[0] for request in requests]
+        with self._engine(**changes) as engine:
+            for request in before:
+                engine.run([request])
+            warm = [engine.run([request])[0] for request in requests]
+        reused = sum(answer.num_cached for answer in warm)
+        if reused == 0:
+            return Promise(
+                text, "not checked", "nothing was reused, so there was nothing to compare"
+            )
+        return _compare(
+            text, f"{len(warm)} warm answers, {reused} tokens reused", zip(cold, warm, strict=True)
+        )
+
+    def _threads(self) -> Promise:
+        text = "the number of CPU threads never changes text"
+        if self.settings.device not in ("cpu", "auto"):
+            return Promise(text, "not checked", f"device is {self.settings.device}")
+        request = self._request("threads", self._prompt("threads", 150))
+        one, two = (self._one(request, prefix_cache="off", threads=count) for count in (1, 2))
+        return _compare(text, "1 and 2 threads", [(one, two)])
+
+
+def _compare(text: str, what: str, pairs: Iterable[tuple[Answer, Answer]]) -> Promise:
+    count = 0
+    for expected, found in pairs:
+        for place, (a, b) in enumerate(zip(expected.tokens, found.tokens, strict=True)):
+            count += 1
+            if a != b:
+                return Promise(text, "not kept", f"{what}: output token {place} is {b}, not {a}")
+    return Promise(text, "kept", f"{what}: {count} tokens equal")

@@ -1,0 +1,90 @@
+"""The audit tells an engine that keeps the promises from engines that break one each."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from relight.base.settings import Settings
+from relight.base.types import Request
+from relight.lab.audit import Answer, Audit, Promise
+
+Noise = Callable[[Settings, int, int], object]
+"""What a token wrongly hangs on: settings, the number of batch mates, and cached tokens."""
+
+
+class Hashing:
+    """An engine whose next token is a hash of the tokens before it, and of `noise`."""
+
+    vocab_size = 1000
+
+    def __init__(self, settings: Settings, noise: Noise) -> None:
+        self.settings = settings
+        self.noise = noise
+        self.seen: list[tuple[int, ...]] = []
+
+    def run(self, requests: Sequence[Request]) -> list[Answer]:
+        return [self._answer(request, len(requests)) for request in requests]
+
+    def _answer(self, request: Request, mates: int) -> Answer:
+        cached = self._cached(request.prompt)
+        tokens = list(request.prompt)
+        for _ in range(request.sampling.max_tokens):
+            state = (tokens, request.sampling.seed, self.noise(self.settings, mates, cached))
+            digest = hashlib.sha256(repr(state).encode()).digest()
+            tokens.append(int.from_bytes(digest[:2], "little") % self.vocab_size)
+        self.seen.append(tuple(tokens))
+        return Answer(tuple(tokens[len(request.prompt) :]), cached)
+
+    def _cached(self, prompt: tuple[int, ...]) -> int:
+        if self.settings.prefix_cache == "off":
+            return 0
+        whole = range((len(prompt) - 1) // 128 * 128, 0, -128)
+        return next((n for n in whole for s in self.seen if s[:n] == prompt[:n]), 0)
+
+
+def verdicts(noise: Noise) -> dict[str, Promise]:
+    @contextmanager
+    def start(settings: Settings) -> Iterator[Hashing]:
+        yield Hashing(settings, noise)
+
+    audit = Audit(Settings(model="none", device="cpu"), start, tokens=8)
+    return {promise.text.split()[0]: promise for promise in audit.promises()}
+
+
+NAMES = {"batch", "any", "a", "with", "the"}
+
+
+def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
+    found = verdicts(lambda settings, mates, cached: None)
+    assert {name for name, promise in found.items() if promise.verdict == "kept"} == NAMES
+    assert found["text"].verdict == "not checked"
+
+
+@pytest.mark.parametrize(
+    ("noise", "broken"),
+    [
+        (lambda settings, mates, cached: mates, {"batch"}),
+        (lambda settings, mates, cached: settings.max_step_tokens, {"any"}),
+        (lambda settings, mates, cached: cached, {"a", "with"}),
+        (lambda settings, mates, cached: settings.threads, {"the"}),
+    ],
+    ids=["mates", "chunks", "cache", "threads"],
+)
+def test_a_broken_promise_is_named_and_no_other(noise: Noise, broken: set[str]) -> None:
+    found = verdicts(noise)
+    assert {name for name, promise in found.items() if promise.verdict == "not kept"} == broken
+    assert {name for name, promise in found.items() if promise.verdict == "kept"} == NAMES - broken
+
+
+def test_an_engine_that_reuses_nothing_is_not_called_true_to_its_cache() -> None:
+    @contextmanager
+    def start(settings: Settings) -> Iterator[Hashing]:
+        engine = Hashing(settings, lambda settings, mates, cached: None)
+        engine._cached = lambda prompt: 0  # type: ignore[method-assign]
+        yield engine
+
+    audit = Audit(Settings(model="none", device="cuda"), start, tokens=2)
+    found = {promise.text.split()[0]: promise.verdict for promise in audit.promises()}
+    assert found["a"] == found["with"] == found["the"] == "not checked"
