@@ -12,7 +12,12 @@ from typing import Literal
 
 from relight.base.config import LayerSpec, ModelConfig
 
-DTYPE_BYTES = {"F32": 4, "BF16": 2, "I64": 8, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
+DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
 """Bytes per element by safetensors' dtype names. FP4 is stored as I8, two values a byte."""
 
 FP4_BLOCK = 32
