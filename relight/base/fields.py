@@ -1,6 +1,7 @@
 """Reads the fields of a JSON object strictly, by name and type. Knows no model."""
 
 from collections.abc import Collection
+from math import inf
 from typing import NoReturn
 
 from relight.base.errors import BadConfig
@@ -15,7 +16,7 @@ class Fields:
     def __init__(self, data: object, source: str, prefix: str = "") -> None:
         if not isinstance(data, dict):
             raise BadConfig(
-                f"{source}: {prefix or 'the file'} is {_shown(data)}; wanted a JSON object; "
+                f"{source}: {prefix.rstrip('.') or 'the file'} is {_shown(data)}; wanted a JSON object; "
                 "give the config.json of a DeepSeek-V4 checkpoint",
                 param=prefix.rstrip(".") or None,
             )
@@ -46,8 +47,8 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self.raw(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            self.refuse(name, "a number above 0", _COPY)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+            self.refuse(name, "a finite number above 0", _COPY)
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:

@@ -186,7 +186,7 @@ def _routing(config: ModelConfig, layer: LayerSpec, prefix: str) -> Iterator[Ten
 def _compressor(
     config: ModelConfig, layer: LayerSpec, prefix: str, dim: int, part: Part
 ) -> Iterator[TensorSpec]:
-    """At ratio 4 windows overlap: a projection has one half for the next window, one for its own."""
+    """At ratio 4 windows overlap: a projection has a half for the next window, one for its own."""
     width = 2 * dim if layer.attention == "csa" else dim
     for name in ("wkv", "wgate"):
         yield TensorSpec(f"{prefix}{name}.weight", "BF16", (width, config.hidden_size), part)
