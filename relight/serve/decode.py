@@ -1,0 +1,153 @@
+"""Bytes of a body → a Struct of the schema, or the one error that says what is wrong with it.
+Knows msgspec's errors, and no route."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar
+
+import msgspec
+
+from relight.base.errors import BadRequest, Unsupported
+from relight.serve.fields import Refused
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# A schema that people write nests some ten deep; text/prompt renders it by recursion.
+MAX_DEPTH = 64
+MAX_SHOWN = 60
+_WORDS = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Generic[T]):
+    """A call, and the names of what was accepted and ignored, sorted."""
+
+    call: T
+    ignored: tuple[str, ...]
+
+
+def decode(
+    body: bytes, kind: type[T], refused: Mapping[str, Refused], *, strict: bool = False
+) -> Decoded[T]:
+    """Reads `body` as `kind`. Fields outside of the schema are refused by the table, else ignored,
+    and under `strict` refused altogether. Raises `BadRequest` or `Unsupported` naming the field."""
+    try:
+        fields = _fields_decoder().decode(body)
+        extra = sorted(fields.keys() - _known(kind))
+        for name in extra:
+            if name in refused:
+                _refuse(name, refused[name], msgspec.json.decode(fields[name]))
+        call = _decoder(kind).decode(body)
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deeply; send a flatter one") from error
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), body) from error
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body must be JSON in UTF-8: {error}; correct the body") from error
+    ignored = tuple(
+        shown_name(name) for name in extra if name not in refused and bytes(fields[name]) != b"null"
+    )
+    if strict and ignored:
+        name = ignored[0]
+        raise Unsupported(f"{name} is not a field that this server reads; leave it out", param=name)
+    return Decoded(call, ignored)
+
+
+def shown_name(name: str) -> str:
+    """A field's name that is safe in a header and as a metric's label."""
+    return name if _NAME.fullmatch(name) else "?"
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut to a length that fits in a sentence."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
+    """Raises `BadRequest` if lists and objects nest deeper than `limit`. Does not recurse."""
+    level, depth = [value], 0
+    while level:
+        if depth > limit:
+            raise BadRequest(
+                f"{param} nests deeper than {limit} levels; send a flatter value", param=param
+            )
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        depth += 1
+
+
+@cache
+def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def _fields_decoder() -> "msgspec.json.Decoder[dict[str, msgspec.Raw]]":
+    return msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@cache
+def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
+
+
+def _refuse(name: str, rule: Refused, value: object) -> None:
+    if rule.asks(value):
+        neutral = " or ".join(shown(item) for item in rule.neutral)
+        wanted = f"only {neutral} is served" if neutral else "it is not built"
+        raise Unsupported(
+            f"{name} is not supported here: found {shown(value)}, {wanted}; {rule.remedy}",
+            param=name,
+        )
+
+
+def _explain(text: str, body: bytes) -> BadRequest:
+    """msgspec's sentence → field, value, limit, remedy."""
+    what, _, at = text.partition(" - at `$")
+    path = at.rstrip("`").lstrip(".")
+    missing = re.fullmatch(r"Object missing required field `(.+)`", what)
+    if missing:
+        param = f"{path}.{missing[1]}".lstrip(".")
+        return BadRequest(f"{param} is required and missing; add it", param=param)
+    name = path or "the body"
+    expected = re.fullmatch(r"Expected `([^`]+)`(?:, got `([^`]+)`| (.+))?", what)
+    if expected is None:
+        return BadRequest(f"{name}: {what}; correct the value", param=path or None)
+    wanted, got, limit = expected.groups()
+    wanted = " or ".join(_WORDS.get(word, word) for word in wanted.split(" | "))
+    if limit:
+        wanted = f"{wanted} {limit}"
+    found = _at(body, path) if path else None
+    found = found or _WORDS.get(got or "", got or "another value")
+    return BadRequest(f"{name} must be {wanted}, found {found}; correct it", param=path or None)
+
+
+def _at(body: bytes, path: str) -> str | None:
+    """The value at `path` in a short form, or None where msgspec names a key of the path `...`."""
+    try:
+        value: object = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):  # another fault, behind the first
+        return None
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
+        if index:
+            if not isinstance(value, list) or index == "...":
+                return None
+            value = value[int(index)]
+        elif isinstance(value, dict) and key in value:
+            value = value[key]
+        else:
+            return None
+    return shown(value)

@@ -1,0 +1,92 @@
+"""What a call may name besides the fields of its schema: refused if it asks for what is not built,
+else ignored and reported. Knows names and neutral values, not what a field would do.
+
+Nothing that would change the answer is ignored. A value that asks for nothing (`n: 1`) is accepted.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that is not built. `neutral` are the values that ask for nothing, as null does."""
+
+    neutral: tuple[object, ...] = ()
+    remedy: str = "leave the field out"
+
+    def asks(self, value: object) -> bool:
+        """Whether `value` asks for the field. Types count: `n: true` is not `n: 1`."""
+        return value is not None and not any(_same(value, other) for other in self.neutral)
+
+
+def _same(value: object, other: object) -> bool:
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    return value == other
+
+
+_PENALTY = Refused((0,), "leave the field out or send 0")
+_CONSTRAINT = Refused((), "leave the field out, and check the answer instead")
+
+_COMMON = {
+    "n": Refused((1,), "send one request for each choice"),
+    "best_of": Refused((1,), "send one request for each choice"),
+    "use_beam_search": Refused((False,)),
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "repetition_penalty": Refused((1,), "leave the field out or send 1"),
+    "logit_bias": Refused(({},)),
+    "min_tokens": Refused((0,), "leave the field out or send 0"),
+    "prompt_logprobs": Refused((False,)),
+    "allowed_token_ids": Refused(([],)),
+    "bad_words": Refused(([],)),
+    "echo": Refused((False,), "join the prompt and the answer on your side"),
+    "skip_special_tokens": Refused((True,)),
+    "truncate_prompt_tokens": Refused((), "send a shorter prompt"),
+    "guided_json": _CONSTRAINT,
+    "guided_regex": _CONSTRAINT,
+    "guided_choice": _CONSTRAINT,
+    "guided_grammar": _CONSTRAINT,
+    "structured_outputs": _CONSTRAINT,
+    "structural_tag": _CONSTRAINT,
+    "response_format": Refused(({"type": "text"},), 'send {"type": "text"} or leave the field out'),
+}
+
+CHAT_REFUSED = _COMMON | {
+    "logprobs": Refused((False,)),
+    "top_logprobs": Refused((0,)),
+    "functions": Refused(([],), "describe them in `tools`"),
+    "function_call": Refused(("auto", "none"), "use `tool_choice`"),
+    "audio": Refused(),
+    "modalities": Refused((["text"],), 'ask for ["text"]'),
+    "web_search_options": Refused(),
+    "chat_template": Refused((), "the prompt is laid out by the model's own encoding"),
+    "separate_reasoning": Refused((True,)),
+}
+
+COMPLETION_REFUSED = _COMMON | {
+    "logprobs": Refused((False,)),
+    "suffix": Refused(("",)),
+}
+
+NOTHING_REFUSED: dict[str, Refused] = {}
+
+IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "verbosity",
+        "chat_id",
+        "session_id",
+        "id",
+        "prediction",
+        "priority",
+        "thinking_token_budget",
+    }
+)
+"""Fields that clients send and that change no answer here."""

@@ -1,0 +1,301 @@
+"""Every body that the server reads or writes, as msgspec Structs: the one schema of the wire.
+Knows the shape and the plain ranges of a field, not what a field does.
+
+A field that is declared in a call is honoured. What a call names besides is in `fields`.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+# Crosses to the engine as a signed 64-bit number; a negative one is folded into 0 … 2^63 - 1.
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+MaxTokens = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0)]
+StopString = Annotated[str, Meta(min_length=1)]
+Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
+StopIds = Annotated[list[TokenId], Meta(max_length=64)]
+Effort = str | int | float
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and plain completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop: Stops | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: StopIds | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, object] | None = None
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[str | dict[str, object]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    prefix: bool | None = None
+    function_call: object = None
+    audio: object = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    function: Function | None = None
+    type: str = "function"
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, kw_only=True):
+    type: str
+    function: FunctionName | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    type: str
+
+
+class EffortHolder(msgspec.Struct, kw_only=True):
+    effort: Effort | None = None
+
+
+class TemplateFields(msgspec.Struct, kw_only=True):
+    thinking: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    drop_thinking: bool | None = None
+
+
+class PromptFields(SamplingFields, kw_only=True):
+    """What decides the prompt of a conversation besides its messages."""
+
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
+    reasoning: EffortHolder | None = None
+    output_config: EffortHolder | None = None
+    chat_template_kwargs: TemplateFields | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatCall(PromptFields, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+
+
+class CompletionCall(SamplingFields, kw_only=True):
+    """Body of `POST /v1/completions`. A list is one prompt of ids, or several prompts."""
+
+    prompt: str | list[TokenId | str | list[TokenId]]
+
+
+class TokenizeCall(PromptFields, kw_only=True):
+    """Body of `POST /tokenize`: a raw prompt, or the body of a chat completion as it stands, of
+    which what does not decide the prompt has no effect."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeCall(msgspec.Struct, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class CachedTokens(msgspec.Struct):
+    cached_tokens: int
+
+
+class ReasoningTokens(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    """Counts in tokens. The last two are DeepSeek's names for the cached part and the rest."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+    prompt_cache_hit_tokens: int
+    prompt_cache_miss_tokens: int
+
+
+class CalledFunction(msgspec.Struct, omit_defaults=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallBody(msgspec.Struct):
+    id: str
+    type: str
+    function: CalledFunction
+
+
+class ToolCallDelta(msgspec.Struct):
+    """`id` and `type` are there in the first delta of a call only."""
+
+    index: int
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class AnswerMessage(msgspec.Struct):
+    role: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+
+
+class AnswerChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    finish_reason: str
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[AnswerChoice]
+    usage: UsageBody
+
+
+class Delta(msgspec.Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class DeltaChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatChunk(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[DeltaChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class TextChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class TextCompletion(msgspec.Struct):
+    """The whole answer and each chunk of `POST /v1/completions`."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+    root: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct):
+    object: str
+    data: list[ModelCard]
+
+
+class TokenizeAnswer(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
+class Health(msgspec.Struct):
+    state: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail

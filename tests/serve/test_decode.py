@@ -1,0 +1,159 @@
+import pytest
+
+from relight.base.errors import BadRequest, Unsupported
+from relight.serve.decode import check_depth, decode
+from relight.serve.fields import (
+    CHAT_REFUSED,
+    COMPLETION_REFUSED,
+    IGNORED,
+    NOTHING_REFUSED,
+    Refused,
+)
+from relight.serve.schema import ChatCall, CompletionCall, DetokenizeCall
+
+MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}]'
+
+
+def read(fields: str, *, strict: bool = False) -> tuple[str, ...]:
+    body = b"{" + MESSAGES + fields.encode() + b"}"
+    return decode(body, ChatCall, CHAT_REFUSED, strict=strict).ignored
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"messages": NaN}',
+        b'{"messages": []}x',
+        b"\xff\xfe",
+        b'{"messages": "\xff"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800 and more"}]}',
+        b'{"messages": [{"role": "user", "content": "\\udc00"}]}',
+        b'{"\\ud800": 1}',
+        b'{"x": ' + b"[" * 100_000,
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"messages": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001,
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "seed": ' + b"9" * 5000 + b"}",
+        b"[]",
+        b"null",
+        b"17",
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_a_body_of_any_bad_shape_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode(body, ChatCall, CHAT_REFUSED)
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (', "temperature": "hot"', "temperature", 'must be number or null, found "hot"'),
+        (', "temperature": 3', "temperature", "must be number <= 2.0, found 3"),
+        (', "top_p": 0', "top_p", "must be number > 0.0, found 0"),
+        (', "max_tokens": 0', "max_tokens", "must be integer >= 1, found 0"),
+        (', "max_tokens": 1.5', "max_tokens", "must be integer or null, found 1.5"),
+        (', "stop": ""', "stop", 'must be string of length >= 1, found ""'),
+        (', "stop": ["a", ""]', "stop[1]", 'must be string of length >= 1, found ""'),
+        (', "stop": ["a", 1]', "stop[1]", "must be string, found 1"),
+        (', "seed": 9223372036854775808', "seed", "must be integer <= 9223372036854775807"),
+        (', "stream": "yes"', "stream", 'must be boolean or null, found "yes"'),
+        (', "tools": [{"function": {}}]', "tools[0].function.name", "is required and missing"),
+        (', "min_p": 1e999', "min_p", "Number out of range"),
+    ],
+)
+def test_a_wrong_value_is_told_by_field_value_and_limit(
+    fields: str, param: str, message: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read(fields)
+    assert caught.value.param == param
+    assert param in caught.value.message
+    assert message in caught.value.message
+
+
+def test_missing_messages_are_named() -> None:
+    with pytest.raises(BadRequest, match="messages is required and missing; add it"):
+        decode(b"{}", ChatCall, CHAT_REFUSED)
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(BadRequest) as caught:
+        read(f', "temperature": "{"x" * 10_000}"')
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "base"),
+    [
+        (ChatCall, CHAT_REFUSED, MESSAGES),
+        (CompletionCall, COMPLETION_REFUSED, b'"prompt": "x"'),
+    ],
+)
+def test_every_unbuilt_field_is_refused_by_name_and_its_neutral_values_are_not(
+    kind: type[ChatCall] | type[CompletionCall], table: dict[str, Refused], base: bytes
+) -> None:
+    import msgspec
+
+    for name, rule in table.items():
+        for neutral in (None, *rule.neutral):
+            body = b"{" + base + b', "%s": ' % name.encode() + msgspec.json.encode(neutral) + b"}"
+            assert decode(body, kind, table, strict=True).ignored == ()
+        body = b"{" + base + b', "%s": {"asks": ["something"]}}' % name.encode()
+        with pytest.raises(Unsupported) as caught:
+            decode(body, kind, table)
+        assert caught.value.param == name
+        assert caught.value.code == "unsupported_parameter"
+        assert caught.value.message.startswith(f"{name} is not supported here: found ")
+
+
+@pytest.mark.parametrize("value", ["2", "true", '"1"', "[1]", "0"])
+def test_a_neutral_value_counts_with_its_type(value: str) -> None:
+    with pytest.raises(Unsupported, match="n is not supported here"):
+        read(f', "n": {value}')
+
+
+@pytest.mark.parametrize("value", ["0", "0.0", "null"])
+def test_a_number_is_neutral_in_any_spelling(value: str) -> None:
+    assert read(f', "frequency_penalty": {value}') == ()
+
+
+@pytest.mark.parametrize("name", [*sorted(IGNORED), "no_such_field"])
+def test_ignored_fields_are_reported_and_refused_when_strict(name: str) -> None:
+    assert read(f', "{name}": "x", "zz": 1') == tuple(sorted((name, "zz")))
+    with pytest.raises(Unsupported) as caught:
+        read(f', "{name}": "x"', strict=True)
+    assert caught.value.param == name
+
+
+def test_a_null_field_is_not_reported() -> None:
+    assert read(', "user": null', strict=True) == ()
+
+
+def test_a_name_that_a_header_cannot_carry_is_not_repeated() -> None:
+    assert read(r', "evil\r\nset-cookie: a": 1') == ("?",)
+    assert read(', "ключ": 1') == ("?",)
+
+
+def test_a_field_that_is_given_twice_counts_once() -> None:
+    body = b'{"tokens": [1], "tokens": [2]}'
+    assert decode(body, DetokenizeCall, NOTHING_REFUSED).call.tokens == [2]
+
+
+def test_depth_is_bounded_without_recursion() -> None:
+    value: object = 1
+    for _ in range(64):
+        value = [value]
+    check_depth(value, "field")
+    for _ in range(100_000):
+        value = {"a": value}
+    with pytest.raises(BadRequest, match="field nests deeper than 64 levels"):
+        check_depth(value, "field")
+    while isinstance(value, dict):  # freed level by level: the interpreter would recurse
+        value = value["a"]
