@@ -7,6 +7,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+# Value of each UE8M0 byte; 0 is a subnormal float32.
+UE8M0 = torch.tensor([2.0 ** (byte - 127) for byte in range(255)] + [float("nan")])
+
 # Value of each FP4 (e2m1) code; bit 3 is the sign.
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 E2M1 = torch.cat([E2M1, -E2M1])
@@ -50,5 +53,4 @@ def fp4(packed: Tensor, scale: Tensor) -> Tensor:
 
 
 def ue8m0(scale: Tensor) -> Tensor:
-    """2^(byte - 127) as float32, without torch's own conversion, which some versions lack."""
-    return torch.exp2(scale.view(torch.uint8).float() - 127)
+    return UE8M0[scale.view(torch.uint8).long()]

@@ -1,6 +1,8 @@
 """Builds transformers' DeepseekV4ForCausalLM from our configs, with random weights, and gives its
 tensors official names. Knows nothing of the engine; works with transformers 5.17 and 5.24."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
@@ -157,10 +159,13 @@ def random_oracle(config: ModelConfig, seed: int = 0) -> DeepseekV4ForCausalLM:
     return model.eval()
 
 
-def official_tensors(model: DeepseekV4ForCausalLM) -> dict[str, Tensor]:
-    """The oracle's own tensors (views where it stacks experts) under official names."""
+def official_tensors(
+    model: DeepseekV4ForCausalLM, named: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The oracle's own tensors, or those in `named` (its gradients, say), under official names;
+    views where it stacks experts."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (model.state_dict() if named is None else named).items():
         prefix, _, last = name.rpartition(".experts.")
         if prefix and last in ("gate_up_proj", "down_proj"):
             place = official_name(prefix) + ".experts"
