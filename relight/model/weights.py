@@ -1,4 +1,4 @@
-"""The weights of a V4 backbone as the model reads them. Knows no file, no cache and no request.
+"""The weights of a V4 backbone, made of stored tensors. Knows no cache and no request.
 
 Matrices keep their stored form (`Weight`), so a packed checkpoint stays packed in memory. Norms,
 hyper-connections, sinks, positional biases and router biases are float32. Shapes are written with
@@ -6,12 +6,25 @@ the official names: D hidden, H heads, d head_dim, G output groups, R o_lora_ran
 I expert width, V vocabulary, hc residual streams.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from relight.kernels.codec import DenseWeight, Weight
+from relight.base.checkpoint import OpenModel
+from relight.base.config import LayerSpec, ModelConfig
+from relight.base.headers import StoredTensor
+from relight.kernels.codec import (
+    DenseWeight,
+    Fp8Weight,
+    StackedFp4,
+    StackedFp8,
+    StackedWeight,
+    Weight,
+)
 from relight.kernels.experts import Experts
+from relight.model.source import STORED_AS, Progress, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +113,141 @@ class ModelWeights:
     hc_head_scale: Tensor  # [1] float32
     norm: Tensor  # [D] float32
     head: DenseWeight  # [V, D]
+
+
+def load_weights(
+    model: OpenModel,
+    device: torch.device,
+    *,
+    threads: int = 4,
+    progress: Progress | None = None,
+) -> ModelWeights:
+    """Brings the backbone of a checked checkpoint to `device`; everything keeps its stored form,
+    except that norms become float32. `mtp.*` is not read.
+
+    On CPU tensors share the pages of the files; experts are stacked and therefore copied. Raises
+    BadCheckpoint when a file cannot be read to its end, CannotFit when memory is refused.
+    """
+    with WeightSource(device) as source:
+        loaded = _Loaded(model.config, model.tensors.used, source)
+        source.run(threads, progress)
+    return loaded.model()
+
+
+class _Loaded:
+    """All tensors of a backbone by name, filled by the time that `model` is called."""
+
+    def __init__(
+        self, config: ModelConfig, stored: Mapping[str, StoredTensor], source: WeightSource
+    ) -> None:
+        self._config = config
+        self._tensors: dict[str, Tensor] = {}
+        for name, tensor in stored.items():
+            if ".ffn.experts." in name:
+                stack, expert = _stack_name(name)
+                self._stack(stack, tensor, source)
+                source.fill(self._tensors[stack][expert], tensor)
+            else:
+                self._tensors[name] = source.tensor(tensor)
+
+    def _stack(self, stack: str, first: StoredTensor, source: WeightSource) -> None:
+        if stack not in self._tensors:
+            shape = (self._config.num_experts, *first.shape)
+            self._tensors[stack] = source.allocate(shape, STORED_AS[first.dtype])
+
+    def model(self) -> ModelWeights:
+        return ModelWeights(
+            embed=self._tensors["embed.weight"],
+            layers=tuple(self._layer(layer) for layer in self._config.layers),
+            hc_head_fn=self._tensors["hc_head_fn"],
+            hc_head_base=self._tensors["hc_head_base"],
+            hc_head_scale=self._tensors["hc_head_scale"],
+            norm=self._norm("norm"),
+            head=self._dense("head"),
+        )
+
+    def _layer(self, layer: LayerSpec) -> LayerWeights:
+        prefix = f"layers.{layer.index}."
+        return LayerWeights(
+            hyper_attention=self._hyper(f"{prefix}hc_attn_"),
+            attention_norm=self._norm(f"{prefix}attn_norm"),
+            attention=self._attention(layer, f"{prefix}attn."),
+            hyper_ffn=self._hyper(f"{prefix}hc_ffn_"),
+            ffn_norm=self._norm(f"{prefix}ffn_norm"),
+            ffn=self._ffn(layer, f"{prefix}ffn."),
+        )
+
+    def _attention(self, layer: LayerSpec, prefix: str) -> AttentionWeights:
+        compressed, indexed = layer.attention != "sliding", layer.attention == "csa"
+        return AttentionWeights(
+            wq_a=self._fp8(f"{prefix}wq_a"),
+            q_norm=self._norm(f"{prefix}q_norm"),
+            wq_b=self._fp8(f"{prefix}wq_b"),
+            wkv=self._fp8(f"{prefix}wkv"),
+            kv_norm=self._norm(f"{prefix}kv_norm"),
+            wo_a=self._fp8(f"{prefix}wo_a"),
+            wo_b=self._fp8(f"{prefix}wo_b"),
+            sink=self._tensors[f"{prefix}attn_sink"],
+            compressor=self._compressor(f"{prefix}compressor.") if compressed else None,
+            indexer=self._indexer(f"{prefix}indexer.") if indexed else None,
+        )
+
+    def _compressor(self, prefix: str) -> CompressorWeights:
+        return CompressorWeights(
+            wkv=self._dense(f"{prefix}wkv"),
+            wgate=self._dense(f"{prefix}wgate"),
+            ape=self._tensors[f"{prefix}ape"],
+            norm=self._norm(f"{prefix}norm"),
+        )
+
+    def _indexer(self, prefix: str) -> IndexerWeights:
+        return IndexerWeights(
+            wq_b=self._fp8(f"{prefix}wq_b"),
+            weights_proj=self._dense(f"{prefix}weights_proj"),
+            compressor=self._compressor(f"{prefix}compressor."),
+        )
+
+    def _ffn(self, layer: LayerSpec, prefix: str) -> FfnWeights:
+        hashed = layer.routing == "hash"
+        w1, w2, w3 = (self._stacked(f"{prefix}experts.{name}") for name in ("w1", "w2", "w3"))
+        shared = f"{prefix}shared_experts."
+        return FfnWeights(
+            router=RouterWeights(
+                gate=self._dense(f"{prefix}gate"),
+                bias=None if hashed else self._tensors[f"{prefix}gate.bias"],
+                table=self._tensors[f"{prefix}gate.tid2eid"] if hashed else None,
+            ),
+            experts=Experts(w1=w1, w3=w3, w2=w2),
+            shared=SharedExpertWeights(
+                w1=self._fp8(f"{shared}w1"),
+                w3=self._fp8(f"{shared}w3"),
+                w2=self._fp8(f"{shared}w2"),
+            ),
+        )
+
+    def _hyper(self, prefix: str) -> HyperWeights:
+        fn, base, scale = (self._tensors[f"{prefix}{name}"] for name in ("fn", "base", "scale"))
+        return HyperWeights(fn, base, scale)
+
+    def _norm(self, name: str) -> Tensor:
+        return self._tensors[f"{name}.weight"].float()
+
+    def _dense(self, name: str) -> DenseWeight:
+        return DenseWeight(self._tensors[f"{name}.weight"])
+
+    def _fp8(self, name: str) -> Fp8Weight:
+        data, scale = self._tensors[f"{name}.weight"], self._tensors[f"{name}.scale"]
+        return Fp8Weight(data, scale, self._config.fp8_block)
+
+    def _stacked(self, name: str) -> StackedWeight:
+        data, scale = self._tensors[f"{name}.weight"], self._tensors[f"{name}.scale"]
+        if self._config.expert_format == "fp4":
+            return StackedFp4(data, scale)
+        return StackedFp8(data, scale, self._config.fp8_block)
+
+
+def _stack_name(name: str) -> tuple[str, int]:
+    """`layers.3.ffn.experts.17.w1.scale` -> (`layers.3.ffn.experts.w1.scale`, 17)."""
+    head, tail = name.split(".experts.")
+    expert, matrix = tail.split(".", 1)
+    return f"{head}.experts.{matrix}", int(expert)
