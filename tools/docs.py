@@ -1,5 +1,7 @@
 """Writes the documents that are generated from code, or with --check tells which are stale."""
 
+import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from relight.base.metrics import COMMON_LABELS, METRICS
 from relight.base.settings import GROUPS, KNOBS, NEEDS, Knob
 from relight.cli.main import app
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
 BANNER = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
 
 
@@ -80,21 +82,46 @@ def metrics() -> Iterator[str]:
         yield f"| `{name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
+ROOMS = ("cli", "lab", "serve", "session", "engine", "model", "kernels", "cache", "text", "base")
+"""From the top layer down."""
+TREE = re.compile(r"(<!-- rooms: .*? -->\n).*(<!-- end of rooms -->\n)", re.DOTALL)
+
+
+def rooms() -> Iterator[str]:
+    """What each room is for, in the words of its own first sentence."""
+    yield "```text"
+    yield "relight/"
+    for room in ROOMS:
+        source = (ROOT / "relight" / room / "__init__.py").read_text(encoding="utf-8")
+        doc = ast.get_docstring(ast.parse(source))
+        assert doc, f"relight/{room}/__init__.py does not say what the room is for"
+        sentence = " ".join(doc.split()).split(". ")[0].removesuffix(".")
+        yield f"  {room + '/':10}{sentence}"
+    yield "```"
+
+
+def readme(text: str) -> str:
+    """README.md with the table of rooms as the code has it."""
+    tree = "\n".join(rooms()) + "\n"
+    written, count = TREE.subn(lambda match: match[1] + tree + match[2], text)
+    assert count == 1, "README.md has no place for the rooms"
+    return written
+
+
 DOCUMENTS = {"settings.md": settings, "commands.md": commands, "metrics.md": metrics}
 
 
-def main(check: bool, folder: Path = DOCS) -> int:
-    stale = []
-    for name, write in DOCUMENTS.items():
-        text = "\n".join(write()).rstrip("\n") + "\n"
-        file = folder / name
-        if check:
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
-                stale.append(name)
-        else:
+def main(check: bool, root: Path = ROOT) -> int:
+    texts = {f"docs/{n}": "\n".join(w()).rstrip("\n") + "\n" for n, w in DOCUMENTS.items()}
+    texts["README.md"] = readme((root / "README.md").read_text(encoding="utf-8"))
+    stale = 0
+    for name, text in texts.items():
+        file = root / name
+        if check and (not file.exists() or file.read_text(encoding="utf-8") != text):
+            print(f"{name} does not match the code; run make docs")
+            stale += 1
+        elif not check:
             file.write_text(text, encoding="utf-8")
-    for name in stale:
-        print(f"docs/{name} does not match the code; run make docs")
     return 1 if stale else 0
 
 

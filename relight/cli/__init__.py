@@ -1,0 +1,1 @@
+"""The `relight` command: flags from settings, tables, errors in one line. Decides nothing."""

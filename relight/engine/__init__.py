@@ -1,0 +1,1 @@
+"""Requests to tokens: scheduler, step plans, runner, the main loop, the client to it."""

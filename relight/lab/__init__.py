@@ -1,0 +1,1 @@
+"""Looking at machines, checkpoints and promises: doctor, audit, inspect, synth, convert."""

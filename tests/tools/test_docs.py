@@ -28,8 +28,12 @@ def test_every_command_says_in_one_line_what_it_does_and_shows_an_example() -> N
 
 
 def test_a_stale_document_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(check=False, folder=tmp_path) == 0
-    assert main(check=True, folder=tmp_path) == 0
-    (tmp_path / "settings.md").write_text("old")
-    assert main(check=True, folder=tmp_path) == 1
-    assert "docs/settings.md does not match the code; run make docs" in capsys.readouterr().out
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("<!-- rooms: here -->\n<!-- end of rooms -->\n")
+    assert main(check=True, root=tmp_path) == 1
+    assert main(check=False, root=tmp_path) == 0
+    assert main(check=True, root=tmp_path) == 0
+    capsys.readouterr()
+    (tmp_path / "docs" / "settings.md").write_text("old")
+    assert main(check=True, root=tmp_path) == 1
+    assert capsys.readouterr().out == "docs/settings.md does not match the code; run make docs\n"
