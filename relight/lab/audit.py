@@ -19,6 +19,10 @@ Verdict = Literal["kept", "not kept", "not checked"]
 PAGE_TOKENS = 128  # a boundary where state can be reused; prompts here reach over several
 
 
+LIMITS = {"max_context": 1024, "num_slots": 8, "cache_bytes": 0, "record_bytes": 0}
+"""Room for the requests of an audit and little more: it starts many engines."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     num_cached: int = 0
@@ -51,10 +55,10 @@ class Audit:
     caches are empty. `tokens`: how many each request makes."""
 
     def __init__(self, settings: Settings, start: Start, *, tokens: int = 48) -> None:
-        self.settings = settings
+        self.settings = msgspec.structs.replace(settings, **LIMITS)
         self.start = start
         self.tokens = tokens
-        with start(self.settings) as engine:
+        with self._engine() as engine:
             self.vocab_size = engine.vocab_size
 
     def promises(self) -> Iterator[Promise]:
