@@ -1,0 +1,109 @@
+"""Options of a caller and defaults of a model → the sampling of one request, checked and complete.
+Knows no text."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from relight.base.errors import BadCheckpoint, TooLong
+from relight.base.types import SamplingParams
+from relight.text.conversation import Conversation
+
+T = TypeVar("T", int, float)
+
+RAW_MAX_TOKENS = 16
+CHAT_MAX_TOKENS = 8192
+THINKING_MAX_TOKENS = 65_536
+MAX_EFFORT_MAX_TOKENS = 131_072
+SEEDS = 2**63
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request asks of generation. None means: the server's or the model's default.
+
+    `stop_token_ids` end the answer beside the end of the turn, which `ignore_eos` switches off.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    parallel_tool_calls: bool = True
+    cache_salt: str = ""
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint recommends in generation_config.json; None is neutral."""
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> "SamplingDefaults":
+        """Neutral if there is no such file; raises `BadCheckpoint` if it cannot be read."""
+        path = folder / "generation_config.json"
+        if not path.exists():
+            return cls()
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.MsgspecError as error:
+            raise BadCheckpoint(f"{path}: {error}; correct or remove the file") from error
+
+
+def sampling(
+    options: Options, defaults: SamplingDefaults, *, max_tokens: int, eos: int
+) -> SamplingParams:
+    """A request without a seed gets one here, so that its text can be made again."""
+    stop_ids = options.stop_token_ids if options.ignore_eos else (eos, *options.stop_token_ids)
+    seed = secrets.randbelow(SEEDS) if options.seed is None else options.seed % SEEDS
+    return SamplingParams(
+        temperature=_first(options.temperature, defaults.temperature, 1.0),
+        top_p=_first(options.top_p, defaults.top_p, 1.0),
+        top_k=max(0, _first(options.top_k, defaults.top_k, 0)),
+        min_p=_first(options.min_p, defaults.min_p, 0.0),
+        seed=seed,
+        max_tokens=max_tokens,
+        stop_token_ids=tuple(dict.fromkeys(stop_ids)),
+    )
+
+
+def _first(asked: T | None, recommended: T | None, neutral: T) -> T:
+    if asked is not None:
+        return asked
+    return neutral if recommended is None else recommended
+
+
+def chat_max_tokens(conversation: Conversation) -> int:
+    """The hosted service's limit for a request that sets none."""
+    if not conversation.thinking:
+        return CHAT_MAX_TOKENS
+    return MAX_EFFORT_MAX_TOKENS if conversation.effort == "max" else THINKING_MAX_TOKENS
+
+
+def output_limit(
+    num_prompt: int, asked: int | None, default: int, max_context: int, *, param: str
+) -> int:
+    """The most tokens that a request may make: what it asks, cut to the room that is left.
+
+    Clients parse the sentence of the error for its numbers, so its shape is the hosted service's.
+    """
+    if num_prompt >= max_context:
+        made = asked or 0
+        raise TooLong(
+            f"This model's maximum context length is {max_context} tokens. However, you requested "
+            f"{num_prompt + made} tokens ({num_prompt} in the {param}, {made} in the completion). "
+            f"Please reduce the length of the {param} or completion.",
+            param=param,
+        )
+    return min(asked or default, max_context - num_prompt)

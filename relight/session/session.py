@@ -1,0 +1,229 @@
+"""The first and the last line of a request's life: what is asked → prompt ids → engine → pieces.
+Knows no wire format, and no engine beyond its client."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar, cast
+
+from relight.base.errors import BadRequest, StepFailed, Unavailable
+from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
+from relight.engine.client import EngineClient
+from relight.session.pieces import Finish, Piece
+from relight.session.pipeline import ChatPipeline, Pipeline, RawPipeline
+from relight.session.request import (
+    RAW_MAX_TOKENS,
+    Options,
+    SamplingDefaults,
+    chat_max_tokens,
+    output_limit,
+    sampling,
+)
+from relight.text.conversation import Conversation, Tool
+from relight.text.detokenize import StopStrings
+from relight.text.prompt import Prompt, PromptEncoder, Start
+from relight.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# Some 2 MB of text are encoded in a second: longer text goes to a thread, so that no stream waits
+# longer than 1 ms for it.
+INLINE_CHARACTERS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that may be run. `start` is where the output begins, raw: it is not parsed;
+    `continued`: text of the client stands before it. `arrived` is in the session's seconds."""
+
+    request: Request
+    options: Options
+    start: Start | Literal["raw"]
+    arrived: float
+    tools: tuple[Tool, ...] = ()
+    continued: bool = False
+
+
+class Observer(Protocol):
+    """Is told of each job, for metrics."""
+
+    def delta(self, job: Job, delta: TokenDelta) -> None: ...
+
+    def ended(self, job: Job, reason: FinishReason) -> None: ...
+
+
+class Session:
+    """One engine and one tokenizer, as a server or a program uses them."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
+        *,
+        defaults: SamplingDefaults | None = None,
+        default_max_tokens: int = 0,
+        observer: Observer | None = None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`default_max_tokens` 0: the hosted service's rule. `new_id` gives 32 hex digits."""
+        self.client = client
+        self.tokenizer = tokenizer
+        self.new_id = new_id
+        self._encoder = encoder
+        self._defaults = defaults or SamplingDefaults()
+        self._default_max_tokens = default_max_tokens
+        self._observer = observer
+        self._clock = clock
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    async def encode_chat(self, conversation: Conversation) -> Prompt:
+        size = sum(len(message.content or "") for message in conversation.messages)
+        return await _aside(lambda: self._encoder.encode(conversation), size)
+
+    async def encode_raw(self, text: str) -> list[int]:
+        return await _aside(lambda: self.tokenizer.encode_raw(text), len(text))
+
+    async def chat(self, conversation: Conversation, options: Options) -> Job:
+        """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
+        arrived = self._clock()
+        prompt = await self.encode_chat(conversation)
+        default = self._default_max_tokens or chat_max_tokens(conversation)
+        request = self._request(prompt.ids, options, default, "messages", prompt.record_hints)
+        tools = conversation.usable_tools
+        return Job(request, options, prompt.start, arrived, tools, prompt.continued)
+
+    async def complete(self, prompt: str | Sequence[int], options: Options) -> Job:
+        """A prompt without layout: text in which special tokens may be spelt, or ids.
+        Raises as `chat` does."""
+        arrived = self._clock()
+        ids = await self.encode_raw(prompt) if isinstance(prompt, str) else prompt
+        self.check_ids(ids, "prompt")
+        if not ids:
+            raise BadRequest("prompt is empty; send at least one token", param="prompt")
+        request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")
+        return Job(request, options, "raw", arrived)
+
+    async def run(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """Yields pieces, the last a `Finish`. Closing the generator aborts the request. Raises
+        `StepFailed` if a step failed, `Unavailable` if the engine gave the request up."""
+        pipeline = self._pipeline(job)
+        produced = 0
+        ending: FinishReason = "abort"
+        last = TokenDelta(id=job.request.id)
+        try:
+            async with aclosing(self._deltas(job)) as deltas:
+                async for delta in deltas:
+                    last = delta
+                    produced += len(delta.tokens)
+                    if self._observer:
+                        self._observer.delta(job, delta)
+                    if delta.finish == "error":
+                        ending = "error"
+                        raise StepFailed(delta.error or "the engine failed in this request's step")
+                    if delta.finish == "abort":
+                        raise Unavailable("the engine gave this request up; send it again later")
+                    for piece in pipeline.feed(_text_tokens(job, delta)):
+                        yield piece
+                    if delta.finish or pipeline.stopped_by is not None:
+                        break
+            if pipeline.stopped_by is None:
+                for piece in pipeline.finish(stopped=last.finish == "stop"):
+                    yield piece
+            finish = self._finish(job, pipeline, last, produced)
+            ending = "length" if finish.reason == "length" else "stop"
+            yield finish
+        finally:
+            if self._observer:
+                self._observer.ended(job, ending)
+
+    def _deltas(self, job: Job) -> AsyncGenerator[TokenDelta, None]:
+        # The protocol promises that the iterator can be closed, which its type does not say.
+        return cast(AsyncGenerator[TokenDelta, None], self.client.generate(job.request))
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises `BadRequest` for an id that the vocabulary does not have."""
+        largest = max(ids, default=0)
+        if largest >= self.tokenizer.vocab_size:
+            raise BadRequest(
+                f"{param} holds the token id {largest}; this model's ids end at "
+                f"{self.tokenizer.vocab_size - 1}",
+                param=param,
+            )
+
+    def _request(
+        self,
+        ids: Sequence[int],
+        options: Options,
+        default_max_tokens: int,
+        param: str,
+        record_hints: Sequence[int] = (),
+    ) -> Request:
+        self.check_ids(options.stop_token_ids, "stop_token_ids")
+        limit = output_limit(
+            len(ids), options.max_tokens, default_max_tokens, self.info.max_context, param=param
+        )
+        return Request(
+            id=self.new_id(),
+            prompt=tuple(ids),
+            sampling=sampling(
+                options, self._defaults, max_tokens=limit, eos=self.tokenizer.special.eos
+            ),
+            record_hints=tuple(record_hints),
+            cache_salt=options.cache_salt,
+        )
+
+    def _pipeline(self, job: Job) -> Pipeline:
+        stops = StopStrings(job.options.stop, job.options.include_stop)
+        if job.start == "raw":
+            return RawPipeline(self.tokenizer, stops)
+        return ChatPipeline(
+            self.tokenizer,
+            job.start,
+            job.tools,
+            stops,
+            continued=job.continued,
+            parallel=job.options.parallel_tool_calls,
+            new_id=self.new_id,
+        )
+
+    def _finish(self, job: Job, pipeline: Pipeline, last: TokenDelta, produced: int) -> Finish:
+        usage = Usage(
+            prompt_tokens=len(job.request.prompt),
+            completion_tokens=produced,
+            cached_tokens=last.num_cached,
+            reasoning_tokens=pipeline.reasoning_tokens,
+        )
+        if pipeline.stopped_by is not None:
+            return Finish("stop", usage, pipeline.stopped_by)
+        if last.finish == "length":
+            return Finish("length", usage)
+        token = _stop_token(job, last)
+        asked = token if token in job.options.stop_token_ids else None
+        return Finish("tool_calls" if pipeline.called else "stop", usage, asked)
+
+
+def _stop_token(job: Job, delta: TokenDelta) -> int | None:
+    """The token that ended the answer, if one did."""
+    if delta.finish != "stop" or not delta.tokens:
+        return None
+    token = delta.tokens[-1]
+    return token if token in job.request.sampling.stop_token_ids else None
+
+
+def _text_tokens(job: Job, delta: TokenDelta) -> Sequence[int]:
+    """The tokens of a delta without the one that ended the answer."""
+    return delta.tokens if _stop_token(job, delta) is None else delta.tokens[:-1]
+
+
+async def _aside(work: Callable[[], T], num_characters: int) -> T:
+    if num_characters < INLINE_CHARACTERS:
+        return work()
+    return await asyncio.to_thread(work)
