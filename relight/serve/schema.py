@@ -4,7 +4,7 @@ Knows the shape and the plain ranges of a field, not what a field does.
 A field that is declared in a call is honoured. What a call names besides is in `fields`.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -49,7 +49,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 class FunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, object] | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):
@@ -60,20 +60,20 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
-    content: str | list[str | dict[str, object]] | None = None
+    content: str | list[str | dict[str, Any]] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     prefix: bool | None = None
-    function_call: object = None
-    audio: object = None
+    function_call: Any = None
+    audio: Any = None
 
 
 class Function(msgspec.Struct, kw_only=True):
     name: str
     description: str | None = None
-    parameters: dict[str, object] | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from relight.base.errors import BadRequest, Unsupported
@@ -99,8 +100,6 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 def test_every_unbuilt_field_is_refused_by_name_and_its_neutral_values_are_not(
     kind: type[ChatCall] | type[CompletionCall], table: dict[str, Refused], base: bytes
 ) -> None:
-    import msgspec
-
     for name, rule in table.items():
         for neutral in (None, *rule.neutral):
             body = b"{" + base + b', "%s": ' % name.encode() + msgspec.json.encode(neutral) + b"}"

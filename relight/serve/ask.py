@@ -1,0 +1,230 @@
+"""A call of the wire → what the session is asked: a conversation and options. Knows no answer."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from relight.base.errors import BadRequest, Unsupported
+from relight.serve.decode import check_depth, shown
+from relight.serve.schema import (
+    ChatCall,
+    ChatMessage,
+    Effort,
+    FunctionTool,
+    NamedToolChoice,
+    PromptFields,
+    SamplingFields,
+)
+from relight.session import Options
+from relight.text.conversation import Conversation, Message, Tool, ToolCall, content_text
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+
+
+def conversation(messages: Sequence[ChatMessage], call: PromptFields) -> Conversation:
+    """Raises `BadRequest` or `Unsupported` that names the field by its path."""
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools or ()))
+    _check_unique(tools)
+    return Conversation(
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
+        tools=tools,
+        tool_choice=_tool_choice(call.tool_choice, tools),
+        thinking=_thinking(call),
+        effort=_effort(call),
+        continue_final=_continue_final(messages, call),
+    )
+
+
+def options(call: SamplingFields) -> Options:
+    stop = [call.stop] if isinstance(call.stop, str) else call.stop or []
+    most = call.max_tokens if call.max_completion_tokens is None else call.max_completion_tokens
+    parallel = call.parallel_tool_calls is not False if isinstance(call, ChatCall) else True
+    return Options(
+        max_tokens=most,
+        temperature=call.temperature,
+        top_p=call.top_p,
+        top_k=call.top_k,
+        min_p=call.min_p,
+        seed=call.seed,
+        stop=tuple(stop),
+        include_stop=bool(call.include_stop_str_in_output),
+        stop_token_ids=tuple(call.stop_token_ids or ()),
+        ignore_eos=bool(call.ignore_eos),
+        parallel_tool_calls=parallel,
+        cache_salt=call.cache_salt or "",
+    )
+
+
+def check_stream_options(call: SamplingFields) -> bool:
+    """Whether the stream shall end with usage."""
+    if call.stream_options is None:
+        return False
+    if not call.stream:
+        raise BadRequest(
+            "stream_options is for streams only; set stream to true or leave stream_options out",
+            param="stream_options",
+        )
+    return bool(call.stream_options.include_usage)
+
+
+def _message(message: ChatMessage, param: str) -> Message:
+    if message.function_call is not None:
+        raise Unsupported(
+            f"{param}.function_call is the retired form; use tool_calls",
+            param=f"{param}.function_call",
+        )
+    if message.audio is not None:
+        raise Unsupported(
+            f"{param}.audio is not served: this model reads text only; send its text",
+            param=f"{param}.audio",
+        )
+    calls = message.tool_calls or ()
+    if calls and message.role != "assistant":
+        raise BadRequest(
+            f"{param}.tool_calls stands in a message of role {shown(message.role)}; "
+            "only an assistant message can hold calls",
+            param=f"{param}.tool_calls",
+        )
+    reasoning = message.reasoning_content
+    return Message(
+        role=message.role,
+        content=content_text(message.content, param=f"{param}.content"),
+        reasoning=message.reasoning if reasoning is None else reasoning,
+        tool_calls=tuple(
+            _past_call(
+                call.id, call.function.name, call.function.arguments, f"{param}.tool_calls[{i}]"
+            )
+            for i, call in enumerate(calls)
+        ),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _past_call(
+    call_id: str | None, name: str, arguments: str | dict[str, Any] | None, param: str
+) -> ToolCall:
+    if not call_id:
+        raise BadRequest(
+            f"{param}.id is missing; repeat the id of the call as it was sent", param=f"{param}.id"
+        )
+    check_depth(arguments, f"{param}.function.arguments")
+    return ToolCall(call_id, name, "" if arguments is None else arguments)
+
+
+def _tool(tool: FunctionTool, param: str) -> Tool:
+    if tool.type != "function" or tool.function is None:
+        raise Unsupported(
+            f'{param} is of type {shown(tool.type)}; send {{"type": "function", "function": …}}',
+            param=param,
+        )
+    function = tool.function
+    if not _TOOL_NAME.fullmatch(function.name):
+        raise BadRequest(
+            f"{param}.function.name is {shown(function.name)}; use letters, digits, _ and - only",
+            param=f"{param}.function.name",
+        )
+    check_depth(function.parameters, f"{param}.function.parameters")
+    kind = (function.parameters or {}).get("type", "object")
+    if kind != "object":
+        raise BadRequest(
+            f'{param}.function.parameters.type is {shown(kind)}; it must be "object"',
+            param=f"{param}.function.parameters",
+        )
+    return Tool(function.name, function.description, function.parameters)
+
+
+def _check_unique(tools: Sequence[Tool]) -> None:
+    names = [tool.name for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise BadRequest(
+                f"tools[{i}].function.name {shown(name)} is taken by an earlier tool; rename one",
+                param=f"tools[{i}].function.name",
+            )
+
+
+def _tool_choice(
+    choice: str | NamedToolChoice | None, tools: Sequence[Tool]
+) -> Literal["auto", "none"]:
+    if choice is None or choice == "auto":
+        return "auto"
+    if choice == "none":
+        return "none"
+    if isinstance(choice, NamedToolChoice) and choice.type == "function" and choice.function:
+        name = choice.function.name
+        if name not in [tool.name for tool in tools]:
+            raise BadRequest(
+                f"tool_choice names {shown(name)}, which is not among tools; name one of them",
+                param="tool_choice",
+            )
+    elif choice != "required":
+        found = shown(choice if isinstance(choice, str) else choice.type)
+        raise BadRequest(f'tool_choice is {found}; send "auto" or "none"', param="tool_choice")
+    raise Unsupported(
+        'tool_choice that forces a call is not supported here; send "auto" and say in the '
+        "messages that a tool must be called",
+        param="tool_choice",
+    )
+
+
+def _thinking(call: PromptFields) -> bool:
+    """The first switch that is present decides; a word of effort is the weakest."""
+    kwargs = call.chat_template_kwargs
+    flags = [kwargs.thinking, kwargs.enable_thinking] if kwargs else []
+    if any(flag is not None for flag in flags):
+        return any(flags)
+    if call.thinking is not None:
+        kinds = {"enabled": True, "adaptive": True, "disabled": False}
+        if call.thinking.type not in kinds:
+            raise BadRequest(
+                f"thinking.type is {shown(call.thinking.type)}; send one of {', '.join(kinds)}",
+                param="thinking.type",
+            )
+        return kinds[call.thinking.type]
+    if call.enable_thinking is not None:
+        return call.enable_thinking
+    return _effort(call) != "none"
+
+
+def _effort(call: PromptFields) -> Effort | None:
+    kwargs = call.chat_template_kwargs
+    holders = (call.reasoning, call.output_config)
+    found = [
+        kwargs.reasoning_effort if kwargs else None,
+        call.reasoning_effort,
+        *(holder.effort if holder else None for holder in holders),
+    ]
+    return next((effort for effort in found if effort is not None), None)
+
+
+def _continue_final(messages: Sequence[ChatMessage], call: PromptFields) -> bool:
+    """Whether the answer goes on with the last message. Two dialects: `prefix` in the message, or
+    `continue_final_message` together with `add_generation_prompt: false`."""
+    if call.chat_template_kwargs and call.chat_template_kwargs.drop_thinking is False:
+        raise Unsupported(
+            "chat_template_kwargs.drop_thinking false is not supported here; leave it out",
+            param="chat_template_kwargs.drop_thinking",
+        )
+    for i, message in enumerate(messages):
+        if message.prefix and (i < len(messages) - 1 or message.role != "assistant"):
+            raise BadRequest(
+                f"messages[{i}].prefix belongs to an assistant message at the end of messages",
+                param=f"messages[{i}].prefix",
+            )
+    if call.continue_final_message and call.add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt exclude each other; send one",
+            param="continue_final_message",
+        )
+    if call.continue_final_message and (not messages or messages[-1].role != "assistant"):
+        raise BadRequest(
+            "continue_final_message needs an assistant message at the end of messages",
+            param="continue_final_message",
+        )
+    goes_on = bool(call.continue_final_message or (messages and messages[-1].prefix))
+    if call.add_generation_prompt is False and not goes_on:
+        raise Unsupported(
+            "add_generation_prompt false is supported with continue_final_message only",
+            param="add_generation_prompt",
+        )
+    return goes_on

@@ -1,0 +1,174 @@
+"""One HTTP request and its answer: body in, JSON or an event stream out, errors in between.
+Knows ASGI, and no route."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+
+from relight.base.errors import RelightError, TooLarge, Unavailable
+from relight.serve import sse
+from relight.serve.schema import ErrorBody, ErrorDetail
+
+T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = (b"content-type", b"application/json")
+RETRY_AFTER_S = 1
+
+
+class ClientGone(Exception):
+    """The other side closed the connection; nobody waits for an answer."""
+
+
+class Exchange:
+    """`headers` are sent with whatever answer there will be."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._started = False
+        self._streaming = False
+        self._ended = False
+        self._last_write = 0.0
+        self.headers: list[Header] = [(b"x-request-id", self._request_id())]
+
+    @property
+    def path_params(self) -> dict[str, str]:
+        return dict(self.scope.get("path_params", {}))
+
+    async def body(self, limit: int) -> bytes:
+        """Raises `TooLarge` as soon as more than `limit` bytes are announced or have come."""
+        announced = self._header(b"content-length")
+        if announced and announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        parts, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def while_connected(self, work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
+        """Runs `work` until it ends, the client goes, or the server stops, and then cancels it.
+
+        Raises `ClientGone` or `Unavailable`. If work ends at the same moment, its result counts.
+        """
+        job = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone())
+        stop = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait((job, gone, stop), return_when=asyncio.FIRST_COMPLETED)
+            if job.done():
+                return job.result()
+            if gone.done():
+                raise ClientGone
+            raise Unavailable("the server is stopping; send the request again later")
+        finally:
+            await _cancel(job, gone, stop)
+
+    async def reply(
+        self, data: bytes, *, status: int = 200, headers: Iterable[Header] = (JSON,)
+    ) -> None:
+        length = (b"content-length", str(len(data)).encode())
+        await self._start(status, (*headers, length))
+        await self._write(b"" if self.scope["method"] == "HEAD" else data, more=False)
+
+    async def reply_json(self, answer: msgspec.Struct, *, status: int = 200) -> None:
+        await self.reply(msgspec.json.encode(answer), status=status)
+
+    async def stream(self, events: AsyncGenerator[bytes, None], keep_alive_s: float) -> None:
+        """Sends headers at once, then every event, with a comment wherever `keep_alive_s` seconds
+        pass without one (0: none). The generator is closed however this ends."""
+        await self._start(200, sse.HEADERS)
+        self._streaming = True
+        beat = asyncio.ensure_future(self._beat(keep_alive_s)) if keep_alive_s else None
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    await self._write(event)
+        finally:
+            if beat:
+                await _cancel(beat)
+        await self._write(b"", more=False)
+
+    async def fail(self, error: RelightError) -> None:
+        """Answers with the error, or, in a stream, sends it as the last event."""
+        if self._ended:
+            return
+        detail = ErrorDetail(error.message, error.kind, error.param, error.code)
+        data = msgspec.json.encode(ErrorBody(detail))
+        if self._streaming:
+            await self._write(sse.event(data), more=False)
+        elif not self._started:
+            retry = (b"retry-after", str(RETRY_AFTER_S).encode())
+            extra = (retry,) if error.status in (429, 503) else ()
+            await self.reply(data, status=error.status, headers=(JSON, *extra))
+
+    def _request_id(self) -> bytes:
+        """The client's own if it is one that a header may carry."""
+        given = self._header(b"x-request-id")
+        if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
+            return given
+        return uuid.uuid4().hex.encode()
+
+    def _header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _beat(self, interval_s: float) -> None:
+        while True:
+            idle_s = time.monotonic() - self._last_write
+            if idle_s >= interval_s:
+                await self._write(sse.KEEP_ALIVE)
+                idle_s = 0.0
+            await asyncio.sleep(interval_s - idle_s)
+
+    async def _start(self, status: int, headers: Iterable[Header]) -> None:
+        self._started = True
+        self._last_write = time.monotonic()
+        await self._deliver(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, *self.headers],
+            }
+        )
+
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
+        self._last_write = time.monotonic()
+        self._ended = not more
+        await self._deliver({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _deliver(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:  # what ASGI servers raise for a connection that is gone
+            raise ClientGone from error
+
+
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit} bytes; send less (--body-limit)")

@@ -1,0 +1,180 @@
+"""Counts what requests do and shows it with the state of the engines as Prometheus text. Knows the
+table of metrics, and no route."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from relight.base import metrics as table
+from relight.base.metrics import COMMON_LABELS, Metric
+from relight.base.types import EngineStats, FinishReason, TokenDelta
+from relight.session import Job
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# A client can invent names without end, and each would be a series for ever.
+MAX_FIELD_NAMES = 200
+
+Family = CounterMetricFamily | GaugeMetricFamily
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+class Metrics:
+    """One registry of its own; `engines` are labels, each with its observer."""
+
+    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model_name = model_name
+        self._clock = clock
+        self._registry = CollectorRegistry()
+        self._engines = EngineCollector(model_name)
+        self._registry.register(self._engines)
+        self._ignored = _counter(table.IGNORED_FIELDS, self._registry)
+        self._rejected = _counter(table.REJECTIONS, self._registry)
+        self._ignored_names: set[str] = set()
+        self._jobs = _JobMetrics(self._registry)
+
+    def observer(self, engine: str) -> "JobObserver":
+        return JobObserver(self._jobs, (self._model_name, engine), self._clock)
+
+    def ignored(self, names: Sequence[str]) -> None:
+        for name in names:
+            if len(self._ignored_names) < MAX_FIELD_NAMES:
+                self._ignored_names.add(name)
+            label = name if name in self._ignored_names else "other"
+            self._ignored.labels(self._model_name, "", label).inc()
+
+    def rejected(self, code: str) -> None:
+        self._rejected.labels(self._model_name, "", code).inc()
+
+    def render(self, stats: Mapping[str, EngineStats]) -> bytes:
+        """The text for a scrape; `stats` has the state of each engine by its label."""
+        self._engines.stats = stats
+        return generate_latest(self._registry)
+
+
+class JobObserver:
+    """Turns the deltas of one engine's jobs into counts and times."""
+
+    def __init__(
+        self, metrics: "_JobMetrics", labels: tuple[str, str], clock: Callable[[], float]
+    ) -> None:
+        self._metrics = metrics
+        self._labels = labels
+        self._clock = clock
+        self._progress: dict[str, _Progress] = {}
+        self._prompt_tokens = metrics.prompt_tokens.labels(*labels)
+        self._generation_tokens = metrics.generation_tokens.labels(*labels)
+        self._token_gap = metrics.token_gap.labels(*labels)
+
+    def delta(self, job: Job, delta: TokenDelta) -> None:
+        num_tokens = len(delta.tokens)
+        if not num_tokens:
+            return
+        now = self._clock()
+        progress = self._progress.get(job.request.id)
+        if progress is None:
+            progress = self._progress[job.request.id] = _Progress(now)
+            self._first(job, delta, now)
+            gap_s, num_gaps = 0.0, num_tokens - 1
+        else:
+            gap_s, num_gaps = (now - progress.last_s) / num_tokens, num_tokens
+        for _ in range(num_gaps):
+            self._token_gap.observe(gap_s)
+        progress.last_s = now
+        progress.num_tokens += num_tokens
+        self._generation_tokens.inc(num_tokens)
+
+    def ended(self, job: Job, reason: FinishReason) -> None:
+        progress = self._progress.pop(job.request.id, None)
+        metrics = self._metrics
+        metrics.success.labels(*self._labels, reason).inc()
+        metrics.request_time.labels(*self._labels).observe(self._clock() - job.arrived)
+        metrics.request_prompt.labels(*self._labels).observe(len(job.request.prompt))
+        num_tokens = progress.num_tokens if progress else 0
+        metrics.request_generation.labels(*self._labels).observe(num_tokens)
+
+    def _first(self, job: Job, delta: TokenDelta, now: float) -> None:
+        metrics = self._metrics
+        self._prompt_tokens.inc(len(job.request.prompt))
+        metrics.cached_tokens.labels(*self._labels).inc(delta.num_cached)
+        metrics.first_token.labels(*self._labels).observe(now - job.arrived)
+        metrics.queue_time.labels(*self._labels).observe(delta.queue_s)
+        metrics.prefill_time.labels(*self._labels).observe(delta.prefill_s)
+
+
+@dataclass(slots=True)
+class _Progress:
+    last_s: float
+    num_tokens: int = 0
+
+
+class _JobMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.prompt_tokens = _counter(table.PROMPT_TOKENS, registry)
+        self.cached_tokens = _counter(table.CACHED_TOKENS, registry)
+        self.generation_tokens = _counter(table.GENERATION_TOKENS, registry)
+        self.success = _counter(table.SUCCESS, registry)
+        self.first_token = _histogram(table.FIRST_TOKEN, registry)
+        self.token_gap = _histogram(table.TOKEN_GAP, registry)
+        self.request_time = _histogram(table.REQUEST_TIME, registry)
+        self.queue_time = _histogram(table.QUEUE_TIME, registry)
+        self.prefill_time = _histogram(table.PREFILL_TIME, registry)
+        self.request_prompt = _histogram(table.REQUEST_PROMPT, registry)
+        self.request_generation = _histogram(table.REQUEST_GENERATION, registry)
+
+
+class EngineCollector(Collector):
+    """The engines' own numbers, read at a scrape."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self.stats: Mapping[str, EngineStats] = {}
+
+    def collect(self) -> Iterator[Family]:
+        for metric, read in _ENGINE_METRICS:
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(metric.name, metric.help, labels=(*COMMON_LABELS, *metric.labels))
+            for engine, stats in self.stats.items():
+                for labels, value in read(stats):
+                    family.add_metric((self._model_name, engine, *labels), value)
+            yield family
+
+
+def _one(read: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda stats: [((), read(stats))]
+
+
+_ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
+    (table.RUNNING, _one(lambda s: s.running)),
+    (table.WAITING, _one(lambda s: s.waiting)),
+    (table.CACHE_USAGE, _one(lambda s: s.pages_held / max(1, s.pages_total))),
+    (table.CACHE_QUERIES, _one(lambda s: s.prompt_tokens)),
+    (table.CACHE_HITS, _one(lambda s: s.cached_tokens)),
+    (table.PREEMPTIONS, _one(lambda s: s.preemptions)),
+    (table.STEPS, _one(lambda s: s.steps)),
+    (
+        table.RECORDS,
+        lambda s: [(("used",), s.records_used), (("total",), s.records_total)],
+    ),
+    (
+        table.PAGES,
+        lambda s: [
+            (("held",), s.pages_held),
+            (("cached",), s.pages_cached),
+            (("total",), s.pages_total),
+        ],
+    ),
+)
+
+
+def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    labels = (*COMMON_LABELS, *metric.labels)
+    return Counter(metric.name, metric.help, labels, registry=registry)
+
+
+def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
+    labels = (*COMMON_LABELS, *metric.labels)
+    return Histogram(metric.name, metric.help, labels, registry=registry, buckets=metric.buckets)

@@ -1,0 +1,80 @@
+"""Every operation of the server: method, path, what it reads, what it answers, what it says of
+itself. Knows no ASGI."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from relight.serve import schema, small
+from relight.serve.chat import chat_completions
+from relight.serve.completions import completions
+from relight.serve.exchange import Exchange
+from relight.serve.server import Server
+
+Answer = Callable[[Server, Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`reply` None: the answer is not JSON. `streams`: with `stream` the answer is an event stream
+    of `chunk`."""
+
+    method: str
+    path: str
+    answer: Answer
+    summary: str
+    call: type[msgspec.Struct] | None = None
+    reply: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Answer a conversation.",
+        schema.ChatCall,
+        schema.ChatCompletion,
+        schema.ChatChunk,
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        completions,
+        "Continue raw prompts, in which special tokens may be spelt.",
+        schema.CompletionCall,
+        schema.TextCompletion,
+        schema.TextCompletion,
+    ),
+    Operation("GET", "/v1/models", small.models, "The names of the model.", None, schema.ModelList),
+    Operation("GET", "/v1/models/{name:path}", small.model, "One name.", None, schema.ModelCard),
+    Operation(
+        "POST",
+        "/tokenize",
+        small.tokenize,
+        "The token ids of a prompt or a conversation.",
+        schema.TokenizeCall,
+        schema.TokenizeAnswer,
+    ),
+    Operation(
+        "POST",
+        "/detokenize",
+        small.detokenize,
+        "The text of token ids.",
+        schema.DetokenizeCall,
+        schema.DetokenizeAnswer,
+    ),
+    Operation(
+        "GET",
+        "/health",
+        small.health,
+        "Whether requests are answered: 200 if so, else 503.",
+        None,
+        schema.Health,
+    ),
+    Operation("GET", "/ping", small.health, "The same as /health.", None, schema.Health),
+    Operation("GET", "/metrics", small.metrics, "Prometheus metrics."),
+    Operation("GET", "/version", small.version, "The server's version.", None, schema.Version),
+)

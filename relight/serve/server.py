@@ -1,0 +1,111 @@
+"""What all routes share: engines, names, limits, who may enter. Knows no body and no route."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from relight.base.errors import ModelNotFound, Overloaded, RelightError, Unavailable
+from relight.engine.client import EngineState
+from relight.serve.decode import shown
+from relight.serve.exchange import Exchange
+from relight.serve.metrics import Metrics
+from relight.session import Session
+
+READY: frozenset[EngineState] = frozenset({"idle", "busy"})
+MAX_IGNORED_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`names` are what clients may call the model, the first its own; `max_open` bounds the
+    sequences that wait or run. Times are in seconds; `keep_alive_s` 0 sends no comments."""
+
+    names: tuple[str, ...]
+    body_limit: int = 64 * 2**20
+    max_open: int = 1000
+    strict_fields: bool = False
+    keep_alive_s: float = 8.0
+    drain_s: float = 30.0
+
+
+@dataclass(slots=True)
+class Server:
+    """`sessions` are alike, one for each engine. `draining` refuses what is new; setting `stopping`
+    ends what runs."""
+
+    sessions: Sequence[Session]
+    options: ServeOptions
+    metrics: Metrics
+    wall_clock: Callable[[], float] = time.time
+    draining: bool = False
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    open: dict[int, int] = field(default_factory=dict)
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        self.started = int(self.wall_clock())
+
+    @property
+    def num_open(self) -> int:
+        return sum(self.open.values())
+
+    def state(self) -> EngineState:
+        """The best state that an engine is in: one that answers is enough."""
+        if self.draining:
+            return "draining"
+        states = {session.client.state() for session in self.sessions}
+        order: tuple[EngineState, ...] = ("idle", "busy", "stuck", "loading", "draining", "dead")
+        if len(states) > 1 and "busy" in states:
+            return "busy"
+        return next(state for state in order if state in states)
+
+    def ready(self) -> Session:
+        """The engine with the fewest requests. Raises `Unavailable`."""
+        ready = [i for i, session in enumerate(self.sessions) if session.client.state() in READY]
+        if self.draining or not ready:
+            raise Unavailable(f"the server is {self.state()}; send the request again later")
+        return self.sessions[min(ready, key=lambda i: self.open.get(i, 0))]
+
+    @contextmanager
+    def admit(self, num_sequences: int = 1) -> Iterator[Session]:
+        """Holds room for so many sequences. Raises `Unavailable` and `Overloaded`."""
+        with self.counted():
+            session = self.ready()
+            if self.num_open + num_sequences > self.options.max_open:
+                raise Overloaded(
+                    f"{self.num_open} sequences wait or run and the most is "
+                    f"{self.options.max_open} (--max-queue); send the request again later"
+                )
+        engine = self.sessions.index(session)
+        self.open[engine] = self.open.get(engine, 0) + num_sequences
+        try:
+            yield session
+        finally:
+            self.open[engine] -= num_sequences
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RelightError as error:
+            self.metrics.rejected(error.code)
+            raise
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. `[1m]` behind a name asks for long context: it is one model."""
+        name = (asked or self.options.names[0]).removesuffix("[1m]")
+        if name not in self.options.names:
+            raise ModelNotFound(
+                f"the model {shown(asked)} does not exist here; ask for "
+                f"{' or '.join(self.options.names)}",
+                param="model",
+            )
+        return name
+
+    def report_ignored(self, exchange: Exchange, names: Sequence[str]) -> None:
+        if names:
+            listed = ", ".join(names[:MAX_IGNORED_SHOWN])
+            exchange.headers.append((b"x-relight-ignored", listed.encode()))
+            self.metrics.ignored(names)

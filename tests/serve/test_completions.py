@@ -1,0 +1,121 @@
+"""Raw completions over a scripted engine."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from relight.base.types import Request
+from relight.engine.replay import ReplayClient
+from tests.serve.fakes import EOS, TOKENIZER, answering, echo, events, rig, tokens
+
+
+def test_the_bytes_of_a_raw_stream() -> None:
+    head = (
+        '{"id":"cmpl-00000000000000000000000000000001","object":"text_completion",'
+        '"created":1700000000,"model":"tiny","choices":['
+    )
+    text = answering("é" + EOS).complete("x", stream=True).text
+    assert text == (
+        f'data: {head}{{"index":0,"text":"é","logprobs":null,"finish_reason":null}}]}}\n\n'
+        f'data: {head}{{"index":0,"text":"","logprobs":null,"finish_reason":"stop",'
+        '"stop_reason":null}]}\n\n'
+        "data: [DONE]\n\n"
+    )
+
+
+def test_a_raw_prompt_means_the_markers_that_it_spells_and_gets_none_added() -> None:
+    rig_ = answering("a")
+    rig_.complete("<｜User｜>x<think>")
+    special = TOKENIZER.special
+    assert rig_.client.requests[0].prompt == (special.user, *tokens("x"), special.think_open)
+
+
+@pytest.mark.parametrize("text", ["a</think>b", "<think>a", "a<｜DSML｜b"])
+def test_raw_text_is_not_parsed(text: str) -> None:
+    assert answering(text + EOS).complete("x").json()["choices"][0]["text"] == text
+
+
+def test_a_list_of_ids_is_one_prompt_as_it_stands() -> None:
+    rig_ = answering("a")
+    rig_.complete([5, 6, 7])
+    assert rig_.client.requests[0].prompt == (5, 6, 7)
+
+
+@pytest.mark.parametrize("prompts", [["one", "two", "three"], [[70, 71], [72], [73, 74, 75]]])
+def test_several_prompts_are_choices_of_one_answer(prompts: list[Any]) -> None:
+    texts = [p if isinstance(p, str) else TOKENIZER.decode(p) for p in prompts]
+    body = rig(echo()).complete(prompts).json()
+    assert [choice["text"] for choice in body["choices"]] == texts
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    lengths = [len(tokens(text)) for text in texts]
+    assert body["usage"]["prompt_tokens"] == sum(lengths)
+    assert body["usage"]["completion_tokens"] == sum(lengths) + 3
+
+    ask = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(rig(echo()).complete(prompts, **ask))
+    seen = ["", "", ""]
+    for chunk in chunks[:-2]:
+        assert chunk["usage"] is None
+        seen[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert seen == texts
+    assert chunks[-2]["choices"] == []
+    assert chunks[-2]["usage"] == body["usage"]
+    assert chunks[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_prompt_that_fails_ends_the_others(stream: bool) -> None:
+    def answer(request: Request) -> list[int]:
+        if request.prompt == (72,):
+            raise ZeroDivisionError
+        return [70] * 1000
+
+    rig_ = rig(ReplayClient(answer))
+    response = rig_.complete([[70], [72], [74]], stream=stream)
+    assert "internal_error" in response.text
+    assert response.status_code == (200 if stream else 500)
+    assert rig_.client.num_running == 0
+    assert rig_.server.num_open == 0
+
+
+def test_sixteen_tokens_by_default() -> None:
+    body = answering("a b " * 100).complete("x").json()
+    assert body["usage"]["completion_tokens"] == 16
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("per_delta", [1, 2, 3, 100])
+def test_stop_strings_cut_raw_text_for_every_split(per_delta: int) -> None:
+    rig_ = answering("one STOP two", per_delta=per_delta)
+    choice = rig_.complete("x", stop=["STOP", "never"], max_tokens=100).json()["choices"][0]
+    assert choice["text"] == "one "
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "STOP")
+
+
+def test_a_half_character_at_the_limit_is_replaced() -> None:
+    smile = tokens("🙂")
+    assert len(smile) > 1
+    choice = answering("🙂").complete("x", max_tokens=1).json()["choices"][0]
+    assert choice["text"] == "�"
+
+
+def test_an_exact_number_of_tokens_for_benchmarks() -> None:
+    rig_ = answering((EOS + "a") * 40)
+    body = rig_.complete("x", ignore_eos=True, max_tokens=33).json()
+    assert body["usage"]["completion_tokens"] == 33
+
+
+def test_a_seed_is_drawn_where_none_is_given() -> None:
+    rig_ = answering("a")
+
+    async def many() -> None:
+        async with rig_.http() as http:
+            for body in ({"prompt": "x"}, {"prompt": "x"}, {"prompt": "x", "seed": 5}):
+                await http.post("/v1/completions", json=body)
+
+    asyncio.run(many())
+    seeds = [request.sampling.seed for request in rig_.client.requests]
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)
