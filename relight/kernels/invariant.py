@@ -1,0 +1,115 @@
+"""What makes the bits of a row independent of the rows around it. Knows no op.
+
+A library sum or matrix product picks its order of additions by the shape of the whole problem, by
+the number of threads and by alignment. Everything here fixes the order instead: sums are trees of
+elementwise additions, products have fixed shapes (given rows in zero-padded blocks, made rows one
+by one), and functions are composed of those whose result does not depend on the place of an
+element.
+
+Callers must leave `torch.backends.cuda.matmul.allow_tf32` off, which is torch's default.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relight.base.numerics import Family
+
+BLOCK_ROWS = 64
+"""Rows of a block of the prefill family."""
+
+ALIGN = 16
+"""Both sides of a weight are padded to this. Measured with torch 2.13 on an AVX-512 CPU: where K is
+odd the rows of a product depend on their place, and N = 24 or 33 depends on the number of threads;
+no multiple of 16 up to K = 16384, N = 4096 did (blocks of 1, 16 and 64 rows, 1 to 8 threads)."""
+
+
+def tree_sum(x: Tensor, dim: int) -> Tensor:
+    """Sum over `dim` as a tree of halves, as if zero-padded to a power of two, in the dtype of
+    x."""
+    dim %= x.dim()
+    size = x.shape[dim]
+    if size == 0:
+        return x.sum(dim)
+    while size > 1:
+        half = 1 << ((size - 1).bit_length() - 1)
+        low = x.narrow(dim, 0, half)
+        high = x.narrow(dim, half, size - half)
+        rest = size - half
+        if rest == half:
+            x = low + high
+        else:
+            x = torch.cat(
+                [low.narrow(dim, 0, rest) + high, low.narrow(dim, rest, half - rest)], dim
+            )
+        size = half
+    return x.squeeze(dim)
+
+
+def in_blocks(fn: Callable[..., Tensor], *tensors: Tensor, rows: int = BLOCK_ROWS) -> Tensor:
+    """Applies `fn` to blocks of exactly `rows` rows of the tensors (first dim), the last one padded
+    with zeros, and joins the rows of its results. Blocks are fresh copies: the alignment of what
+    the caller holds cannot matter. At least one block is computed, so that n = 0 keeps its
+    shapes."""
+    count = tensors[0].shape[0]
+    results = []
+    for start in range(0, max(count, 1), rows):
+        block = [_padded(tensor[start : start + rows], rows) for tensor in tensors]
+        results.append(fn(*block)[: max(min(rows, count - start), 0)])
+    return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def _padded(part: Tensor, rows: int) -> Tensor:
+    block = part.new_zeros((rows, *part.shape[1:]))
+    block[: part.shape[0]] = part
+    return block
+
+
+def family_rows(family: Family, rows: int = BLOCK_ROWS) -> int:
+    """Rows of one block: made rows are computed one by one."""
+    return rows if family == "prefill" else 1
+
+
+def matmul_rows(x: Tensor, w: Tensor, family: Family, rows: int = BLOCK_ROWS) -> Tensor:
+    """x [n, K] float32 times w [N, K] float32 transposed -> [n, N] float32.
+
+    The prefill family multiplies blocks of `rows` rows, the step family one row at a time; the two
+    differ in bits.
+    """
+    columns, inner = w.shape
+    if columns % ALIGN or inner % ALIGN:
+        w = F.pad(w, (0, -inner % ALIGN, 0, -columns % ALIGN))
+    if inner % ALIGN:
+        x = F.pad(x, (0, -inner % ALIGN))
+    out = in_blocks(lambda block: F.linear(block, w), x, rows=family_rows(family, rows))
+    return out[:, :columns]
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """torch.sigmoid has another result in the vectorised body of a tensor than in its tail."""
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def silu(x: Tensor) -> Tensor:
+    return x * sigmoid(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x) without overflow."""
+    return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last dim, which stays with size 1."""
+    return torch.rsqrt(tree_sum(x * x, -1).unsqueeze(-1) / x.shape[-1] + eps)
+
+
+def keep_largest(x: Tensor, least: Tensor, count: Tensor) -> Tensor:
+    """Mask [n, m] of `count` [n] values of each row of x [n, m]: all above `least` [n], which is
+    the count-th largest, and of those equal to it the ones with the lowest index."""
+    above = x > least.unsqueeze(1)
+    equal = x == least.unsqueeze(1)
+    wanted = count - above.sum(1)
+    return above | (equal & (equal.cumsum(1) <= wanted.unsqueeze(1)))
