@@ -1,0 +1,69 @@
+"""Routed experts: gated feed-forward networks, each row through the ones chosen for it. Knows no
+router."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Family
+from relight.kernels.check import F32, FLOATS, I64, expect, expect_boundary, expect_family
+from relight.kernels.codec import StackedDense, StackedFp4, StackedFp8, StackedWeight
+from relight.kernels.experts import reference
+
+__all__ = ["Experts", "StackedDense", "StackedFp4", "StackedFp8", "experts", "swiglu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer, in their stored form."""
+
+    w1: StackedWeight  # gate [E, I, D]
+    w3: StackedWeight  # up [E, I, D]
+    w2: StackedWeight  # down [E, D, I]
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    stacks: Experts,
+    limit: float,
+    family: Family,
+    quantised: bool,
+    boundary: torch.dtype,
+) -> Tensor:
+    """x [n, D], ids [n, k] int64, weights [n, k] float32 -> float32 [n, D], the sum over slots.
+
+    The ids of a row are strictly ascending, and the sum is taken in that order. Per expert: gate
+    and up products in `boundary`, `swiglu` with the slot's weight, the down product in `boundary`;
+    with `quantised` the inputs of packed weights are rounded to the FP8 grid first. Only experts
+    that a row chose are decoded.
+    """
+    n, k = ids.shape
+    expect(x, "x", (n, None), FLOATS)
+    expect(ids, "ids", (None, None), I64)
+    expect(weights, "weights", (n, k), F32)
+    assert bool((ids[:, 1:] > ids[:, :-1]).all()), "the ids of a row are not strictly ascending"
+    expect_family(family)
+    expect_boundary(boundary)
+    parts = (stacks.w1, stacks.w3, stacks.w2)
+    return reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor,
+    limit: float,
+    boundary: torch.dtype,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """silu(min(gate, limit)) * clamp(up, ±limit) * weight, float32 inside: gate and up [n, I],
+    weight [n] float32 -> [n, I] in `boundary`."""
+    expect(gate, "gate", (None, None), FLOATS)
+    expect(up, "up", gate.shape, FLOATS)
+    if weight is not None:
+        expect(weight, "weight", (gate.shape[0],), F32)
+    assert limit > 0, f"limit is {limit}; wanted a positive number"
+    expect_boundary(boundary)
+    return reference.swiglu(gate, up, limit, boundary, weight)

@@ -1,0 +1,72 @@
+"""The definition of hyper. All float32; the official order: product first, then the norm's
+factor."""
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Family
+from relight.kernels.invariant import inverse_rms, matmul_rows, sigmoid, tree_sum
+
+
+def mix(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    iterations: int,
+    eps: float,
+    norm_eps: float,
+    family: Family,
+) -> tuple[Tensor, Tensor, Tensor]:
+    hc = streams.shape[1]
+    parts = _projected(streams, fn, norm_eps, family).split([hc, hc, hc * hc], dim=1)
+    bases = base.split([hc, hc, hc * hc])
+    pre = sigmoid(parts[0] * scale[0] + bases[0]) + eps
+    post = 2.0 * sigmoid(parts[1] * scale[1] + bases[1])
+    comb = (parts[2] * scale[2] + bases[2]).unflatten(1, (hc, hc))
+    return pre, post, _sinkhorn(comb, iterations, eps)
+
+
+def head(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    eps: float,
+    norm_eps: float,
+    family: Family,
+) -> Tensor:
+    return sigmoid(_projected(streams, fn, norm_eps, family) * scale + base) + eps
+
+
+def _projected(streams: Tensor, fn: Tensor, norm_eps: float, family: Family) -> Tensor:
+    """[n, outputs]: the normed streams, stream after stream, times fn."""
+    flat = streams.float().flatten(1)
+    return matmul_rows(flat, fn, family) * inverse_rms(flat, norm_eps)
+
+
+def _sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """Softmax of the rows, then rows and columns normalised in turn, ending with columns."""
+    powers = torch.exp(logits - logits.amax(-1, keepdim=True))
+    comb = powers / _sum(powers, -1) + eps
+    comb = comb / (_sum(comb, -2) + eps)
+    for _ in range(iterations - 1):
+        comb = comb / (_sum(comb, -1) + eps)
+        comb = comb / (_sum(comb, -2) + eps)
+    return comb
+
+
+def _sum(x: Tensor, dim: int) -> Tensor:
+    return tree_sum(x, dim).unsqueeze(dim)
+
+
+def collapse(streams: Tensor, pre: Tensor, boundary: torch.dtype) -> Tensor:
+    return tree_sum(streams.float() * pre.unsqueeze(-1), 1).to(boundary)
+
+
+def expand(
+    out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, boundary: torch.dtype
+) -> Tensor:
+    spread = post.unsqueeze(-1) * out.float().unsqueeze(1)
+    mixed = tree_sum(comb.unsqueeze(-1) * streams.float().unsqueeze(2), 1)  # [n, hc, D]
+    return (spread + mixed).to(boundary)

@@ -1,0 +1,62 @@
+"""The indexer: scores compressed entries with a light attention and selects the best. Knows no
+cache layout and no attention over what it selects."""
+
+from torch import Tensor
+
+from relight.base.numerics import Family
+from relight.kernels.check import F32, I64, expect, expect_family
+from relight.kernels.index import reference
+from relight.kernels.rows import Rows
+
+
+def select(
+    q: Tensor,
+    weights: Tensor,
+    keys: Rows,
+    places: Tensor,
+    sequence: Tensor,
+    visible: Tensor,
+    k: int,
+    family: Family,
+) -> Tensor:
+    """The k best entries of each row -> [n, k] int64, ascending, -1 behind.
+
+    The score of an entry is sum_h weights[h] * relu(q[h] . key), float32; ties go to the lowest
+    entry. q [n, h, d] and weights [n, h] float32; keys of entry e of sequence s are row places[s,
+    e] of `keys`; sequence [n]; row i sees the first visible[i] entries. A row that sees at most k
+    gets all of them. Bits do not depend on how many entries places [s, E] lists.
+    """
+    _check(q, weights, keys, places, sequence, visible, family)
+    return reference.select(q, weights, keys, places, sequence, visible, k, family)
+
+
+def scores(
+    q: Tensor,
+    weights: Tensor,
+    keys: Rows,
+    places: Tensor,
+    sequence: Tensor,
+    visible: Tensor,
+    family: Family,
+) -> Tensor:
+    """The scores that `select` ranks -> [n, E] float32, -inf where an entry is not visible."""
+    _check(q, weights, keys, places, sequence, visible, family)
+    return reference.scores(q, weights, keys, places, sequence, visible, family)
+
+
+def _check(
+    q: Tensor,
+    weights: Tensor,
+    keys: Rows,
+    places: Tensor,
+    sequence: Tensor,
+    visible: Tensor,
+    family: Family,
+) -> None:
+    n, heads, _ = q.shape
+    expect(q, "q", (None, None, keys.format.dim), F32)
+    expect(weights, "weights", (n, heads), F32)
+    expect(places, "places", (None, None), I64)
+    expect(sequence, "sequence", (n,), I64)
+    expect(visible, "visible", (n,), I64)
+    expect_family(family)

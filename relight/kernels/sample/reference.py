@@ -1,0 +1,135 @@
+"""The definition of sample. Probabilities are summed as integers, exact in any order, so a cut does
+not depend on how a device sums."""
+
+import torch
+from torch import Tensor
+
+from relight.kernels.invariant import keep_largest
+
+ROWS = 32
+"""Rows at a time: some ten temporaries of ROWS * V * 8 bytes, 33 MB each for V = 129,280."""
+
+NARROW = 1024
+"""A cut is looked for among this many best tokens first, and among all where it lies farther."""
+
+WEIGHT_BITS = 40
+"""Probabilities relative to the best are integers of 1 / 2^40; their sum stays below 2^63 up to
+V = 2^23."""
+
+NOISE_BITS = 40
+
+_LEAST_GAP = 2.0**-24
+"""Distance of the noise from 1: one step of float32 below 1."""
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    choice: Tensor,
+    position: Tensor,
+) -> Tensor:
+    tokens = logits.argmax(1)  # the first of equals, as torch documents
+    drawn = torch.where(temperature > 0)[0]
+    for rows in drawn.split(ROWS):
+        scaled = logits[rows] - logits[rows].amax(1, keepdim=True)
+        scaled = keep(
+            scaled / temperature[rows].unsqueeze(1), top_p[rows], top_k[rows], min_p[rows]
+        )
+        noise = gumbel(seed[rows], choice[rows], position[rows], logits.shape[1])
+        tokens[rows] = (scaled + noise).argmax(1)
+    return tokens
+
+
+def keep(scaled: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
+    """scaled [n, V], the best of each row 0, with -inf where min-p, top-k or top-p cut."""
+    power = torch.exp(scaled)
+    scaled = scaled.masked_fill(power < min_p.unsqueeze(1), float("-inf"))
+    vocab = scaled.shape[1]
+    limit = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
+    cut = torch.where((top_p < 1) | (limit < vocab))[0]
+    if not cut.numel():
+        return scaled
+    part = scaled[cut]
+    total = _weight(part).sum(1)
+    width = min(NARROW, vocab)
+    while True:
+        best = part.topk(width, dim=1).values
+        count = _count(best, total, top_p[cut], limit[cut])
+        if width == vocab or bool((count < width).all()):
+            break
+        width = vocab
+    least = best.gather(1, count.unsqueeze(1) - 1).squeeze(1)
+    scaled[cut] = part.masked_fill(~keep_largest(part, least, count), float("-inf"))
+    return scaled
+
+
+def _weight(scaled: Tensor) -> Tensor:
+    """Probability relative to the best as an integer."""
+    return (torch.exp(scaled) * 2.0**WEIGHT_BITS).to(torch.int64)
+
+
+def _count(best: Tensor, total: Tensor, top_p: Tensor, limit: Tensor) -> Tensor:
+    """How many of `best` [n, width], descending, are kept [n]: at least one, at most `limit` and as
+    many as it takes to hold top_p of the weight of the first `limit` ones. `total` is the weight of
+    all tokens. Right if less than width."""
+    width = best.shape[1]
+    weight = _weight(best)
+    before = weight.cumsum(1) - weight
+    last = limit.clamp(max=width).unsqueeze(1) - 1
+    mass = (before + weight).gather(1, last).squeeze(1)
+    mass = torch.where(limit < width, mass, total)
+    needed = torch.where(
+        top_p < 1, (mass.float() * top_p).to(torch.int64), torch.iinfo(torch.int64).max
+    )
+    rank = torch.arange(width, device=best.device)
+    kept = (before < needed.unsqueeze(1)) & (rank < limit.unsqueeze(1))
+    return kept.sum(1).clamp(min=1)
+
+
+def gumbel(seed: Tensor, choice: Tensor, position: Tensor, vocab: int) -> Tensor:
+    """Standard Gumbel noise of every token [n, vocab] float32: -log(-log(u)) with u = 1 - v."""
+    bits = hash_bits(seed, choice, position, vocab)
+    return -torch.log(-torch.log1p(-uniform(bits)))
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Hash bits int64 -> v in (0, 1), both ends excluded, float32 and as fine near 0 as float32 is:
+    that end makes the large noise."""
+    high = _shift(bits, 64 - NOISE_BITS).float()
+    return ((high + 0.5) * 2.0**-NOISE_BITS).clamp(max=1 - _LEAST_GAP)
+
+
+def hash_bits(seed: Tensor, choice: Tensor, position: Tensor, vocab: int) -> Tensor:
+    """64 bits for every (seed, choice, position, token id): [n, vocab] int64.
+
+    A counter-based generator: each number is mixed into the state by the finaliser of SplitMix64
+    (Steele, Lea and Flood 2014), in int64 arithmetic that wraps.
+    """
+    key = _mix(_mix(_mix(seed) + choice) + position)
+    token = torch.arange(vocab, device=seed.device)
+    return _mix(key.unsqueeze(1) + token)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = x + _GOLDEN
+    x = (x ^ _shift(x, 30)) * _FIRST
+    x = (x ^ _shift(x, 27)) * _SECOND
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right; torch's is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
