@@ -16,8 +16,8 @@ class Fields:
     def __init__(self, data: object, source: str, prefix: str = "") -> None:
         if not isinstance(data, dict):
             raise BadConfig(
-                f"{source}: {prefix.rstrip('.') or 'the file'} is {_shown(data)}; wanted a JSON object; "
-                "give the config.json of a DeepSeek-V4 checkpoint",
+                f"{source}: {prefix.rstrip('.') or 'the file'} is {_shown(data)}; "
+                "wanted a JSON object; give the config.json of a DeepSeek-V4 checkpoint",
                 param=prefix.rstrip(".") or None,
             )
         self._data: dict[str, object] = data

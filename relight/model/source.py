@@ -172,9 +172,15 @@ def _do(job: Job, descriptor: int, staging: Tensor, meter: _Meter, stop: threadi
         meter.add(count)
 
 
+def byte_view(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor. Valid while the tensor lives; needs no numpy."""
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
 def _read(file: Path, descriptor: int, offset: int, into: Tensor) -> None:
-    buffer = (ctypes.c_char * into.nbytes).from_address(into.data_ptr())
-    view, done = memoryview(buffer), 0
+    view, done = byte_view(into), 0
     while done < into.nbytes:
         try:
             count = os.preadv(descriptor, [view[done:]], offset + done)
