@@ -10,6 +10,9 @@ from relight.base.errors import BadRequest, Unsupported
 ToolChoice = Literal["auto", "none", "required"]
 ResponseFormat = Literal["text", "json_object", "json_schema"]
 
+Start = Literal["reasoning", "content", "tools"]
+"""Where in the answer the model's first token stands; the prompt decides it."""
+
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 

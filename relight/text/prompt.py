@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from relight.base.errors import BadRequest
-from relight.text.conversation import Conversation, Message, Tool
+from relight.text.conversation import Conversation, Message, Start, Tool
 from relight.text.dsml import V4_TAGS, open_block, python_json, render_calls
 from relight.text.literals import FixedText, load_v4_literals
 from relight.text.tokenizer import Segment, Tokenizer
@@ -15,9 +15,6 @@ from relight.text.turns import AssistantTurn, ReminderTurn, UserTurn, arrange
 Encoding = Literal["v4", "v4-first"]
 """`v4` is the release of 31 July and later, `v4-first` the one of April. Their configurations are
 identical, so this is a setting. They differ in what an effort word means."""
-
-Start = Literal["reasoning", "content", "tools"]
-"""Where in the answer the model's first token stands."""
 
 EffortText = Literal["effort_high", "effort_max"] | None
 EFFORTS: dict[Encoding, dict[str | None, EffortText]] = {

@@ -1,0 +1,91 @@
+"""Turns token ids into text as they come, whole characters only, and cuts text at stop strings.
+Knows nothing of markers in an answer: that is the parser's work."""
+
+import codecs
+from collections.abc import Iterable
+
+from relight.base.errors import BadRequest
+from relight.text.tokenizer import Tokenizer
+
+
+class Utf8Stream:
+    """Bytes in, whole characters out. A character of up to four bytes waits for its last one; bytes
+    that no continuation can save become U+FFFD at once, so every split gives the same text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """An unfinished character as U+FFFD; ready for a new text afterwards."""
+        rest = self._decoder.decode(b"", True)
+        self._decoder.reset()
+        return rest
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bytes of an unfinished character are held."""
+        return bool(self._decoder.getstate()[0])
+
+
+class Detokenizer:
+    """The text of raw completions. The ends of a text (BOS, EOS, padding) have none; other markers
+    are spelt out."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        special = tokenizer.special
+        self._silent = {special.bos, special.eos, special.pad}
+        self._token_bytes = tokenizer.token_bytes
+        self._utf8 = Utf8Stream()
+
+    def feed(self, ids: Iterable[int]) -> str:
+        return self._utf8.feed(
+            b"".join(self._token_bytes(token) for token in ids if token not in self._silent)
+        )
+
+    def finish(self) -> str:
+        return self._utf8.finish()
+
+
+class StopStrings:
+    """Passes text on until a stop string is complete, and nothing after.
+
+    The string that is complete first wins, whatever the split; of two that end together the longer.
+    Only text that may still become a match is held back. `matched` is the string that was found.
+    """
+
+    def __init__(self, stops: Iterable[str], include: bool = False) -> None:
+        self._stops = tuple(stops)
+        if "" in self._stops:
+            raise BadRequest(
+                "stop holds an empty string; wanted at least 1 character", param="stop"
+            )
+        self._include = include
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, start = min(found)
+            self.matched, self._held = text[start:end], ""
+            return text[: end if self._include else start]
+        keep = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def finish(self) -> str:
+        """What was held back and became no match."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop` and is not all of it."""
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
