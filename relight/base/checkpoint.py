@@ -90,12 +90,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         shards = sorted(path.name for path in folder.glob("*.safetensors"))
         found = f"is missing beside {len(shards)} shards" if shards else "and shards are missing"
         raise fault(index_file, found, f"{INDEX_NAME} or one {SINGLE_NAME}", FETCH)
-    files = tuple(folder / name for name in sorted(set(weight_map.values())))
+    listed: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        listed.setdefault(shard, set()).add(name)
+    files = tuple(folder / shard for shard in sorted(listed))
     tensors = {}
     for file in files:
-        listed = {name for name, shard in weight_map.items() if shard == file.name}
         header = read_header(file)
-        _check_listed(file, header, listed, weight_map)
+        _check_listed(file, header, listed[file.name], weight_map)
         tensors.update(header)
     return Checkpoint(folder, files, tensors)
 
@@ -106,7 +108,7 @@ def _read_index(file: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise fault(file, "has no weight_map", "an object of tensor name to shard name", FETCH)
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or "/" in shard or shard in ("", ".", ".."):
             raise fault(file, f"maps {name} to {shard!r}", "the name of a file beside it", FETCH)
     return weight_map
 
