@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from relight.session.pieces import CallStart, Piece
-from relight.text.conversation import Tool
+from relight.text.conversation import Start, Tool
 from relight.text.detokenize import Detokenizer, StopStrings
 from relight.text.parse import (
     Content,
@@ -15,7 +15,6 @@ from relight.text.parse import (
     ToolCallEnd,
     ToolCallStart,
 )
-from relight.text.prompt import Start
 from relight.text.tokenizer import Tokenizer
 
 

@@ -22,9 +22,9 @@ from relight.session.request import (
     output_limit,
     sampling,
 )
-from relight.text.conversation import Conversation, Tool
+from relight.text.conversation import Conversation, Start, Tool
 from relight.text.detokenize import StopStrings
-from relight.text.prompt import Prompt, PromptEncoder, Start
+from relight.text.prompt import Prompt, PromptEncoder
 from relight.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ T = TypeVar("T")
 # Some 2 MB of text are encoded in a second: longer text goes to a thread, so that no stream waits
 # longer than 1 ms for it.
 INLINE_CHARACTERS = 2048
+TOOL_CHARACTERS = 500  # of a common schema; counting them would cost what is to be saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class Session:
         return self.client.info
 
     async def encode_chat(self, conversation: Conversation) -> Prompt:
-        size = sum(len(message.content or "") for message in conversation.messages)
-        return await _aside(lambda: self._encoder.encode(conversation), size)
+        num_characters = _num_characters(conversation)
+        return await _aside(lambda: self._encoder.encode(conversation), num_characters)
 
     async def encode_raw(self, text: str) -> list[int]:
         return await _aside(lambda: self.tokenizer.encode_raw(text), len(text))
@@ -221,6 +222,15 @@ def _stop_token(job: Job, delta: TokenDelta) -> int | None:
 def _text_tokens(job: Job, delta: TokenDelta) -> Sequence[int]:
     """The tokens of a delta without the one that ended the answer."""
     return delta.tokens if _stop_token(job, delta) is None else delta.tokens[:-1]
+
+
+def _num_characters(conversation: Conversation) -> int:
+    """Roughly, and cheaply, how long the prompt will be."""
+    count = TOOL_CHARACTERS * len(conversation.tools)
+    for message in conversation.messages:
+        count += len(message.content or "") + len(message.reasoning or "")
+        count += sum(len(call.arguments) for call in message.tool_calls)
+    return count
 
 
 async def _aside(work: Callable[[], T], num_characters: int) -> T:
