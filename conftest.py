@@ -16,9 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--bench", action="store_true", help="also run the timing tests")
     parser.addoption(
-        "--device",
-        default="auto",
-        help="torch device for the `device` fixture; auto: cpu, and the accelerator in gpu tests",
+        "--device", help="torch device of the gpu tests, instead of this machine's accelerator"
     )
 
 
@@ -47,8 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gpu = [item for item in items if "gpu" in item.keywords or "multi" in item.keywords]
     if not gpu:
         return
-    name = accelerator_name()
-    count = accelerator_count() if name else 0
+    name = config.getoption("--device") or accelerator_name()
+    count = accelerator_count() if accelerator_name() else 0
     for item in gpu:
         if name is None:
             item.add_marker(pytest.mark.skip(reason="no accelerator that torch can use"))
@@ -67,17 +65,16 @@ def seeds(request: pytest.FixtureRequest) -> None:
         sys.modules["torch"].manual_seed(seed)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session", params=["cpu", pytest.param("accelerator", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """The torch device that a test runs on. Tests marked gpu get the accelerator."""
-    wanted: str = request.config.getoption("--device")
-    if wanted != "auto":
-        return wanted
-    if request.node.get_closest_marker("gpu"):
-        name = accelerator_name()
-        assert name is not None, "tests marked gpu are skipped without an accelerator"
-        return name
-    return "cpu"
+    """The torch device that a test runs on: every test that takes it runs on the CPU, and once
+    more, marked gpu, on the accelerator. `--device NAME` puts another device in the accelerator's
+    place."""
+    if request.param == "cpu":
+        return "cpu"
+    name: str | None = request.config.getoption("--device") or accelerator_name()
+    assert name is not None, "tests marked gpu are skipped without an accelerator"
+    return name
 
 
 @pytest.fixture

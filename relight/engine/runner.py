@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder
@@ -34,11 +35,11 @@ class Runner:
     def execute(self, plan: StepPlan) -> list[int]:
         """Runs one step; returns the drawn tokens in the order of `plan.draws`."""
         self._prepare(plan)
-        logits = [
-            self._forward(family, rows)
-            for family, rows in (("step", plan.made), ("prefill", plan.given))
-            if rows
-        ]
+        segments: tuple[tuple[Family, tuple[Rows, ...]], ...] = (
+            ("step", plan.made),
+            ("prefill", plan.given),
+        )
+        logits = [self._forward(family, rows) for family, rows in segments if rows]
         tokens = self._draw(plan.draws, torch.cat(logits)) if plan.draws else []
         for move in plan.takes:
             self.pool.take_record(move.slot, move.record, move.boundary)
@@ -53,7 +54,7 @@ class Runner:
         for move in plan.restores:
             self.pool.restore_record(move.slot, move.record, move.boundary)
 
-    def _forward(self, family: str, rows: Sequence[Rows]) -> Tensor:
+    def _forward(self, family: Family, rows: Sequence[Rows]) -> Tensor:
         segment = self.batch.segment(family, rows)
         logits = self.model.forward(segment, self.states)
         counts = torch.tensor([len(r.tokens) for r in rows], device=self.lengths.device)

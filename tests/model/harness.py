@@ -92,10 +92,7 @@ class Driver:
         """Logits of `tokens` given in chunks that end at `cuts`."""
         edges = [0, *[c for c in cuts if 0 < c < len(tokens)], len(tokens)]
         return torch.cat(
-            [
-                self.step(given={slot: tokens[a:b]})[slot]
-                for a, b in itertools.pairwise(edges)
-            ]
+            [self.step(given={slot: tokens[a:b]})[slot] for a, b in itertools.pairwise(edges)]
         )
 
     def made(self, slot: int, tokens: Sequence[int], width: int = 1) -> Tensor:

@@ -1,0 +1,149 @@
+"""Builds an engine out of settings: device, weights, memory, scheduler. Knows no request.
+
+All that is decided at load is decided here, once, and reported in `EngineInfo`.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from relight.base.checkpoint import open_model
+from relight.base.errors import BadSetting
+from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Numerics
+from relight.base.official import check_official_numerics
+from relight.base.settings import Settings
+from relight.base.types import EngineInfo
+from relight.cache.blocks import BlockPool
+from relight.cache.layout import PAGE_TOKENS, Layout, layout
+from relight.cache.pool import Pool
+from relight.cache.prefix import PrefixIndex, RecordPool
+from relight.engine.capacity import Capacity, capacity
+from relight.engine.loop import Loop
+from relight.engine.runner import Runner
+from relight.engine.scheduler import Limits, Scheduler
+from relight.kernels.device import architecture, free_bytes, has_native_bf16
+from relight.kernels.select import variants
+from relight.model.transformer import Transformer
+from relight.model.weights import load_weights
+
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all) while weights are read."""
+
+LAYOUT_VERSION = 1
+"""Part of the operator identity: raised when the bytes of pages or records change meaning."""
+
+
+def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
+    """An engine that is ready to take requests. Raises `BadSetting`, `BadConfig`, `BadCheckpoint`
+    or `CannotFit`, each with the remedy."""
+    folder = Path(settings.model)
+    model = open_model(folder)
+    config = model.config
+    device = choose_device(settings.device)
+    numerics = choose_numerics(settings.numerics, device)
+    if numerics.quantised:
+        check_official_numerics(config)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    weights = load_weights(model, device, progress=progress)
+    spec = layout(config, numerics)
+    fitted = capacity(config, spec, settings, free_bytes(device))
+    pool = Pool(
+        config,
+        numerics,
+        device,
+        num_pages=fitted.num_pages,
+        num_slots=fitted.num_slots,
+        num_records=fitted.num_records,
+    )
+    runner = Runner(Transformer(config, weights, numerics), pool, max_context=fitted.max_context)
+    operator = identity(folder, numerics, device)
+    index = PrefixIndex(
+        BlockPool(fitted.num_pages),
+        RecordPool(fitted.num_records),
+        operator,
+        reuse_generated=settings.reuse_generated == "on",
+    )
+    limits = Limits(
+        num_slots=fitted.num_slots,
+        max_context=fitted.max_context,
+        max_step_tokens=settings.max_step_tokens,
+        admit_output=settings.admit_output,
+        max_queue=settings.max_queue,
+        vocab_size=config.vocab_size,
+        prefix_cache=settings.prefix_cache == "on",
+    )
+    info = EngineInfo(
+        model=settings.served_name or folder.resolve().name,
+        max_context=fitted.max_context,
+        num_slots=fitted.num_slots,
+        num_pages=fitted.num_pages - 1,
+        operator=operator,
+        memory=memory_table(weights.nbytes, spec, fitted),
+    )
+    return Loop(Scheduler(limits, index), runner), info
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device of a setting; `auto` is the accelerator where there is one."""
+    if name == "auto":
+        found = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+        return found or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadSetting(
+            f"device is {name!r}, which torch cannot use here ({reason}): "
+            "name one that `relight doctor` lists, or auto",
+            param="device",
+        ) from error
+    return device
+
+
+def choose_numerics(name: str, device: torch.device) -> Numerics:
+    """bf16 between ops where the hardware has it, as the official code; float32 elsewhere."""
+    if name == "reference":
+        return REFERENCE
+    return OFFICIAL_BF16 if has_native_bf16(device) else OFFICIAL
+
+
+def identity(folder: Path, numerics: Numerics, device: torch.device) -> str:
+    """What computed a state, so that no state is reused across weights, numerics or kernels.
+
+    Weights are known by the hash of the config and of every file's name, size and header: hashing
+    all bytes would take minutes, and a checkpoint that was edited in place keeps neither.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = file.read(8)
+            digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+            digest.update(head + file.read(int.from_bytes(head, "little")))
+    parts = (
+        f"weights {digest.hexdigest()[:16]}",
+        f"numerics {numerics.name}",
+        f"kernels {variants()}",
+        f"device {architecture(device)}",
+        f"torch {torch.__version__}",
+        "ranks 1",
+        "draft none",
+        f"layout {LAYOUT_VERSION}",
+    )
+    return "; ".join(parts)
+
+
+def memory_table(weight_bytes: int, spec: Layout, fitted: Capacity) -> tuple[tuple[str, int], ...]:
+    """What every kind of memory costs, in bytes."""
+    tokens = (fitted.num_pages - 1) * PAGE_TOKENS
+    return (
+        ("weights", weight_bytes),
+        (f"pages, {tokens:,} tokens", fitted.num_pages * spec.page.bytes),
+        (f"rings, {fitted.num_slots} slots", fitted.num_slots * spec.slot.bytes),
+        (f"boundary records, {fitted.num_records}", fitted.num_records * spec.record.bytes),
+    )

@@ -1,0 +1,36 @@
+"""What a torch device is: its architecture, its memory, whether bf16 is native. Knows no op.
+
+Beside the kernels this is the only place that asks the CUDA runtime; other rooms ask here.
+"""
+
+from pathlib import Path
+
+import torch
+
+
+def architecture(device: torch.device) -> str:
+    """A name for what decides the bits of a kernel: the device type and, of a GPU, its capability.
+    """
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}"
+    if device.type == "cpu":
+        return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return device.type
+
+
+def has_native_bf16(device: torch.device) -> bool:
+    """True from SM80 on. CPUs and unknown devices keep float32 streams, which every device has."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that state may take: on a GPU 90 % of what is free now, since a step's scratch comes
+    on top; on a CPU half of what the system calls available, since others live there too."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(0.9 * free)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 2
+    raise AssertionError("/proc/meminfo has no MemAvailable")
