@@ -43,11 +43,9 @@ test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 run: setup $(TINY)/config.json ## serve a small random checkpoint on 127.0.0.1:8000
 	$(BIN)/relight serve --model $(TINY) $(ARGS)
 
-# Written beside and moved, so that an interrupted run leaves no half checkpoint.
+# config.json is the last file that synth writes, so an interrupted run is begun again.
 $(TINY)/config.json: | $(STAMP)
-	rm -rf $(TINY) $(TINY).part
-	$(BIN)/relight synth $(TINY).part
-	mv $(TINY).part $(TINY)
+	$(BIN)/relight synth $(TINY)
 
 docs: setup ## write the documents that are generated from code
 	$(BIN)/python tools/docs.py

@@ -3,14 +3,12 @@
 The first thing to paste in a report.
 """
 
-import pkgutil
-
 import msgspec
 
-import relight.kernels
 from relight import __version__
 from relight.base.official import V4_FLASH
 from relight.base.tensors import backbone_tensors
+from relight.kernels.select import OPS
 from relight.lab.machine import Machine, read_machine
 
 GIB = 2**30
@@ -44,8 +42,7 @@ def examine() -> Report:
 
 
 def variants() -> tuple[Variant, ...]:
-    ops = [m.name for m in pkgutil.iter_modules(relight.kernels.__path__) if m.ispkg]
-    return tuple(Variant(op, "reference", "reference") for op in ops)
+    return tuple(Variant(op, "reference", "reference") for op in OPS)
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""Draws the progress of loading: bytes, share, GB/s. Knows no file and no tensor."""
+"""Draws the progress of moving bytes: count, share, GB/s. Knows no file and no tensor."""
 
 import time
 from collections.abc import Iterator
@@ -19,10 +19,12 @@ from relight.model.source import Progress
 
 
 @contextmanager
-def load_bar(console: Console) -> Iterator[Progress]:
+def load_bar(
+    console: Console, doing: str = "loading weights", did: str = "loaded"
+) -> Iterator[Progress]:
     """A progress callback that draws a bar while the context is open, then prints one line."""
     columns = (
-        TextColumn("loading weights"),
+        TextColumn(doing),
         BarColumn(),
         TaskProgressColumn(),
         DownloadColumn(),
@@ -39,10 +41,10 @@ def load_bar(console: Console) -> Iterator[Progress]:
             bar.update(task, completed=done, total=total)
 
         yield show
-    console.print(load_line(loaded, time.monotonic() - started))
+    console.print(load_line(loaded, time.monotonic() - started, did))
 
 
-def load_line(nbytes: int, seconds: float) -> str:
+def load_line(nbytes: int, seconds: float, did: str = "loaded") -> str:
     """`loaded 3.0 GB in 1.5 s (2.0 GB/s)`; GB is 10^9 bytes."""
     rate = nbytes / max(seconds, 1e-9)
-    return f"loaded {nbytes / 1e9:,.1f} GB in {seconds:.1f} s ({rate / 1e9:.1f} GB/s)"
+    return f"{did} {nbytes / 1e9:,.1f} GB in {seconds:.1f} s ({rate / 1e9:.1f} GB/s)"

@@ -1,0 +1,75 @@
+"""The commands about checkpoints on disk. Knows no tensor."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FOLDER = Annotated[Path, typer.Argument(help="Folder to write, made if it is not there.")]
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="Folder of the checkpoint.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Check a checkpoint's config and headers, and show its layers, tensors and bytes.
+
+    Example: `relight inspect /models/DeepSeek-V4-Flash`
+    """
+    import json
+
+    from rich.console import Console
+
+    from relight.lab import inspect as lab
+
+    inspection = lab.inspect(folder)
+    if as_json:
+        print(json.dumps(inspection.as_json(), indent=2))
+    else:
+        lab.show(inspection, Console())
+
+
+def synth(
+    folder: FOLDER,
+    preset: Annotated[
+        str, typer.Option(help="Which sizes: tiny, v4-flash, v4-flash-0731, v4-flash-base, v4-pro.")
+    ] = "tiny",
+    config: Annotated[
+        Path | None, typer.Option(help="A config.json to take the sizes from instead.")
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Only the first layers of the preset; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all values.")] = 0,
+    sparse: Annotated[
+        bool, typer.Option(help="Headers and full sizes without data: zeros, almost no disk.")
+    ] = False,
+    tokenizer: Annotated[bool, typer.Option(help="Add the public V4 tokenizer.")] = True,
+    force: Annotated[bool, typer.Option(help="Overwrite a checkpoint that is there.")] = False,
+) -> None:
+    """Write a random checkpoint in the official layout, of any size, the same for the same seed.
+
+    Example: `relight synth big --preset v4-flash --layers 4`
+    """
+    from rich.console import Console
+
+    from relight.base.config import read_config
+    from relight.base.errors import BadSetting
+    from relight.lab import synth as lab
+    from relight.model.progress import load_bar
+
+    if config is not None and (preset != "tiny" or layers):
+        raise BadSetting("config gives all sizes: leave out preset and layers", param="config")
+    sizes = read_config(config).config if config is not None else lab.preset(preset, layers)
+    with load_bar(Console(), "writing", "wrote") as progress:
+        written = lab.synth(
+            sizes,
+            folder,
+            seed=seed,
+            sparse=sparse,
+            tokenizer="deepseek" if tokenizer else None,
+            force=force,
+            progress=progress,
+        )
+    print(
+        f"{written.folder}: {written.num_tensors:,} tensors, {written.nbytes:,} bytes, "
+        f"{written.num_shards} shards"
+    )
