@@ -13,9 +13,6 @@ holder, and only until it is indexed: what others may read never changes.
 
 from collections import OrderedDict
 
-PAGE_TOKENS = 128
-"""Tokens per page: the least common multiple of the compression ratios (4 and 128)."""
-
 NULL_PAGE = 0
 """Where rows go that nobody will read. Never handed out, never counted."""
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from relight.cache.blocks import PAGE_TOKENS, BlockPool
+from relight.cache.blocks import BlockPool
+from relight.cache.layout import PAGE_TOKENS
 
 GIVEN, MADE = 0, 1
 """The role of a token, one byte each: came in a request, or was sampled here."""

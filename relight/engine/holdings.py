@@ -1,0 +1,156 @@
+"""Gets a sequence its pages and records, makes them findable, and gives them back. Knows no batch
+and no other sequence.
+
+What a sequence computed becomes findable only once it is committed: until then nothing in a page or
+record is certain. What it leaves behind is found by the next prompt that begins alike, and by the
+sequence itself if it was preempted.
+"""
+
+from dataclasses import dataclass
+
+from relight.cache.prefix import GIVEN, Match, PrefixIndex
+from relight.engine.plan import RecordMove
+from relight.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A record that a step takes. A provisional one stays with its sequence and is replaced at the
+    next boundary; another is indexed when the step is committed."""
+
+    move: RecordMove
+    provisional: bool
+
+
+class Holdings:
+    """`enabled` false: nothing is found and nothing is indexed. `record_interval`: a record is
+    taken and kept at every multiple of so many tokens."""
+
+    def __init__(self, index: PrefixIndex, *, enabled: bool, record_interval: int) -> None:
+        self.enabled = enabled
+        self.index = index
+        self.pool = index.pool
+        self.records = index.records
+        self.page_tokens = index.page_tokens
+        self.record_interval = record_interval
+
+    def find(self, sequence: Sequence) -> Match:
+        """What is known of its tokens. One token must run, so the last is never found; and what a
+        sequence has computed once is only found in the roles that it had then."""
+        if not self.enabled:
+            return Match()
+        roles = sequence.roles if sequence.num_preemptions else None
+        limit = len(sequence.tokens) - 1
+        return self.index.match(sequence.root, sequence.tokens, limit, roles)
+
+    def acquire(self, sequence: Sequence, match: Match) -> RecordMove | None:
+        """Holds the usable pages of `match`: they count as computed. Returns the record to restore,
+        None if nothing is reused."""
+        usable = match.usable
+        for entry in usable:
+            self.pool.hold(entry.page)
+        sequence.pages = [entry.page for entry in usable]
+        sequence.path = list(usable)
+        sequence.shares = self.enabled
+        sequence.computed = len(usable) * self.page_tokens
+        if self.enabled:
+            branch = len(match.entries) * self.page_tokens
+            sequence.plan_records(self.page_tokens, self.record_interval, branch)
+        if not usable:
+            return None
+        sequence.roles[: sequence.computed] = b"".join(entry.roles for entry in usable)
+        record = usable[-1].record
+        assert record is not None
+        self.records.touch(usable[-1])
+        return RecordMove(sequence.slot, record, sequence.computed)
+
+    def grow(self, sequence: Sequence, end: int) -> int:
+        """Allocates pages for tokens [0, end); returns how many tokens its pages can hold."""
+        pages, size = sequence.pages, self.page_tokens
+        while len(pages) * size < end:
+            page = self.index.allocate()
+            if page is None:
+                break
+            pages.append(page)
+        return len(pages) * size
+
+    def take(self, sequence: Sequence, role: int, end: int) -> Take | None:
+        """The record to take in a step that computes the sequence up to `end`, if any.
+
+        Given rows end exactly where one is planned. Made rows take one at each boundary that they
+        pass, since nobody knows where they will end.
+        """
+        boundary = end // self.page_tokens * self.page_tokens
+        if boundary <= sequence.computed or not sequence.shares:
+            return None
+        planned = boundary in sequence.boundaries or boundary % self.record_interval == 0
+        if role == GIVEN and not planned:
+            return None
+        if planned or sequence.record is None:
+            record = self.records.allocate()
+            if record is None:
+                return None
+            if not planned:
+                sequence.record = record
+        else:
+            record = sequence.record
+        return Take(RecordMove(sequence.slot, record, boundary), provisional=not planned)
+
+    def commit(self, sequence: Sequence, end: int, take: Take | None) -> None:
+        """Tokens [0, end) are computed: indexes the pages that are complete by that, and `take`."""
+        sequence.computed = end
+        size, boundaries = self.page_tokens, sequence.boundaries
+        while boundaries and boundaries[-1] <= end:
+            boundaries.pop()
+        while sequence.shares and (len(sequence.path) + 1) * size <= end:
+            self._index_next_page(sequence)
+        if take is None:
+            return
+        if take.provisional:
+            sequence.record_boundary = take.move.boundary
+        else:
+            self._index_record(sequence, take.move.record, take.move.boundary)
+
+    def _index_next_page(self, sequence: Sequence) -> None:
+        number, size = len(sequence.path), self.page_tokens
+        part = slice(number * size, number * size + size)
+        parent = sequence.path[-1] if sequence.path else sequence.root
+        page = sequence.pages[number]
+        entry = self.index.insert(parent, sequence.tokens[part], sequence.roles[part], page)
+        if entry is None:
+            sequence.shares = False
+            return
+        sequence.path.append(entry)
+        if entry.page != page:
+            # Another sequence was first to compute the same rows: hold its page, so that all pages
+            # of a chain in the index are held while a page after them is.
+            self.pool.hold(entry.page)
+            self.pool.release(page)
+            sequence.pages[number] = entry.page
+            sequence.num_sent_pages = min(sequence.num_sent_pages, number)
+
+    def _index_record(self, sequence: Sequence, record: int, boundary: int) -> None:
+        number = boundary // self.page_tokens
+        if 0 < number <= len(sequence.path):
+            self.records.index(record, sequence.path[number - 1])
+        else:
+            self.records.drop(record)
+
+    def cancel(self, sequence: Sequence, take: Take | None) -> None:
+        """The step failed: what it took is void, and so is a provisional record it replaced."""
+        if take is None:
+            return
+        if take.provisional:
+            sequence.record_boundary = 0
+        else:
+            self.records.drop(take.move.record)
+
+    def release(self, sequence: Sequence) -> None:
+        """Gives everything back, the last page first. What is committed stays findable."""
+        if sequence.record is not None:
+            self._index_record(sequence, sequence.record, sequence.record_boundary)
+        for page in reversed(sequence.pages):
+            self.pool.release(page)
+        sequence.record, sequence.record_boundary = None, 0
+        sequence.pages, sequence.path, sequence.boundaries = [], [], []
+        sequence.num_sent_pages = sequence.computed = 0

@@ -1,0 +1,110 @@
+"""A request while it is computed: its tokens, their roles, and what it holds. Decides nothing.
+
+    tokens     known: the prompt, then what was sampled
+    roles      of each token, given or made; a prompt token that was found in the cache as made
+               keeps that role, so that computing it again would run the same kernels
+    computed   tokens [0, computed) have their rows in pages and rings; those after have none
+
+The last known token of a sequence that generates is not computed yet: computing it draws the next.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+from relight.base.types import FinishReason, Request, TokenDelta
+from relight.cache.prefix import GIVEN, MADE, TOKEN_TYPE, Entry
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`arrival` orders sequences by age. A sequence without a slot waits and holds nothing.
+
+    `path` are the index entries of its first pages. `shares` turns false where the index knows
+    pages with the same tokens in other roles: from there on its own pages stay its own.
+    `boundaries`, the nearest last, is where records will be taken while the prompt is read.
+    `record` is a provisional boundary record at `record_boundary`, 0 while it has no content.
+    """
+
+    request: Request
+    arrival: int
+    arrived_s: float
+    root: Entry
+    tokens: "array[int]"
+    roles: bytearray
+    num_prompt: int
+    shares: bool = False
+    computed: int = 0
+    slot: int = NO_SLOT
+    pages: list[int] = field(default_factory=list)
+    num_sent_pages: int = 0
+    path: list[Entry] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)
+    record: int | None = None
+    record_boundary: int = 0
+    num_preemptions: int = 0
+    num_cached: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float = 0.0
+    finish: FinishReason | None = None
+
+    @classmethod
+    def of(cls, request: Request, arrival: int, now: float, root: Entry) -> "Sequence":
+        """Raises OverflowError for a token id that is negative or above 32 bits."""
+        tokens = array(TOKEN_TYPE, request.prompt)
+        num_prompt = len(tokens)
+        roles = bytearray(num_prompt)  # all given
+        return cls(request, arrival, now, root, tokens, roles, num_prompt)
+
+    @property
+    def num_made(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_unread(self) -> int:
+        return len(self.tokens) - self.computed
+
+    def run(self) -> tuple[int, int]:
+        """The role of the next token, and where the run of tokens of that role ends."""
+        role = self.roles[self.computed]
+        end = self.roles.find(MADE if role == GIVEN else GIVEN, self.computed)
+        return role, len(self.tokens) if end < 0 else end
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.roles.append(MADE)
+
+    def plan_records(self, page_tokens: int, interval: int, branch: int) -> None:
+        """Chooses the page boundaries after `computed` where a record is taken while reading.
+
+        They are the places where a later prompt may leave this one: the last boundary of the prompt
+        (the one before, too, if the prompt ends there, since one token must run), where its turns
+        start, every `interval` tokens, and `branch`, where an earlier prompt has left it.
+        """
+        end = self.num_prompt
+        wanted = {end // page_tokens * page_tokens, branch}
+        if end % page_tokens == 0:
+            wanted.add(end - page_tokens)
+        wanted.update(
+            min(hint, end) // page_tokens * page_tokens for hint in self.request.record_hints
+        )
+        wanted.update(range(interval, end + 1, interval))
+        self.boundaries = sorted((b for b in wanted if b > self.computed), reverse=True)
+
+    def delta(
+        self, tokens: tuple[int, ...], finish: FinishReason | None, error: str | None = None
+    ) -> TokenDelta:
+        admitted_s, first_token_s = self.admitted_s, self.first_token_s
+        return TokenDelta(
+            id=self.request.id,
+            tokens=tokens,
+            finish=finish,
+            error=error,
+            num_cached=self.num_cached,
+            queue_s=0.0 if admitted_s is None else admitted_s - self.arrived_s,
+            prefill_s=0.0
+            if admitted_s is None or first_token_s is None
+            else first_token_s - admitted_s,
+        )

@@ -1,0 +1,298 @@
+"""An engine whose runner has the memory of a real one and a hash in place of the network."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from relight.base.errors import RelightError
+from relight.base.types import FinishReason, Request, SamplingParams, TokenDelta
+from relight.cache.blocks import NULL_PAGE, BlockPool
+from relight.cache.prefix import GIVEN, MADE, PrefixIndex, RecordPool
+from relight.engine import sequence
+from relight.engine.loop import Loop
+from relight.engine.plan import LAST_SAMPLED, Draw, RecordMove, Rows, StepPlan
+from relight.engine.scheduler import Limits, Scheduler
+
+PAGE = 4
+REWIND = 2
+WINDOW = PAGE
+VOCAB = 23
+INTERVAL = 5 * PAGE
+
+
+class SimulatedRunner:
+    """Rows are integers. A row is a hash of its token, its role, the window before it (read from
+    the slot's ring) and all rows before it (read through the page table): a wrong page, a missing
+    record or a row computed in the wrong role gives another text, or trips an assertion."""
+
+    def __init__(self, pool: BlockPool, num_slots: int, num_records: int) -> None:
+        self.pool = pool
+        self.pages = [[0] * PAGE for _ in range(pool.total + 1)]
+        self.rings = [[(-1, 0)] * (WINDOW + REWIND) for _ in range(num_slots)]
+        self.records: list[list[tuple[int, int]]] = [[] for _ in range(num_records)]
+        self.tables: list[list[int]] = [[] for _ in range(num_slots)]
+        self.lengths = [0] * num_slots
+        self.last = [0] * num_slots
+        self.faults: list[str] = []
+        """Where the next step shall fail: "start", "rows" or "end"."""
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        self._fail("start")
+        for change in plan.lengths:
+            self.lengths[change.slot] = change.length
+        for write in plan.pages:
+            assert NULL_PAGE not in write.pages
+            self.tables[write.slot][write.first :] = write.pages
+        for move in plan.restores:
+            self._restore(move)
+        hidden = {rows.slot: self._run(rows, MADE) for rows in plan.made}
+        hidden |= {rows.slot: self._run(rows, GIVEN) for rows in plan.given}
+        assert len(hidden) == len(plan.made) + len(plan.given), "a sequence has rows twice"
+        drawing = [rows.slot for rows in (*plan.made, *plan.given) if rows.sample]
+        assert [draw.slot for draw in plan.draws] == drawing
+        tokens = [self._draw(draw, hidden[draw.slot]) for draw in plan.draws]
+        for move in plan.takes:
+            self._take(move)
+        self._fail("end")
+        return tokens
+
+    def _fail(self, point: str) -> None:
+        if point in self.faults:
+            self.faults.remove(point)
+            raise RuntimeError("the device failed")
+
+    def _run(self, rows: Rows, role: int) -> int:
+        slot, value = rows.slot, 0
+        assert rows.start == self.lengths[slot]
+        assert role == GIVEN or len(rows.tokens) <= REWIND
+        for position, token in enumerate(rows.tokens, start=rows.start):
+            token = self.last[slot] if token == LAST_SAMPLED else token
+            value = row_value(token, role, self._window(slot, position), self._long(slot, position))
+            self._store(slot, position, value)
+        self.lengths[slot] = rows.start + len(rows.tokens)
+        self._fail("rows")
+        return value
+
+    def _window(self, slot: int, position: int) -> list[int]:
+        ring, values = self.rings[slot], []
+        for before in range(max(0, position - WINDOW), position):
+            found, value = ring[before % len(ring)]
+            assert found == before, f"row {before} is not in the ring"
+            values.append(value)
+        return values
+
+    def _long(self, slot: int, position: int) -> int:
+        rows = [row for page in self.tables[slot] for row in self.pages[page]]
+        return weighted_sum(rows[:position])
+
+    def _store(self, slot: int, position: int, value: int) -> None:
+        page = self.tables[slot][position // PAGE]
+        assert self.pool.is_writable(page), f"page {page} is shared"
+        self.pages[page][position % PAGE] = value
+        self.rings[slot][position % (WINDOW + REWIND)] = (position, value)
+
+    def _restore(self, move: RecordMove) -> None:
+        assert self.lengths[move.slot] == move.boundary
+        rows = self.records[move.record]
+        assert [position for position, _ in rows] == list(
+            range(move.boundary - WINDOW, move.boundary)
+        )
+        for position, value in rows:
+            self.rings[move.slot][position % (WINDOW + REWIND)] = (position, value)
+
+    def _take(self, move: RecordMove) -> None:
+        assert move.boundary % PAGE == 0
+        assert 0 <= self.lengths[move.slot] - move.boundary <= REWIND
+        values = self._window(move.slot, move.boundary)
+        first = move.boundary - WINDOW
+        self.records[move.record] = [(first + i, value) for i, value in enumerate(values)]
+
+    def _draw(self, draw: Draw, value: int) -> int:
+        assert draw.position == self.lengths[draw.slot]
+        token = drawn_token(value, draw.sampling, draw.position)
+        self.last[draw.slot] = token
+        return token
+
+
+def weighted_sum(rows: Sequence[int]) -> int:
+    return sum(row * (number // PAGE + 1) for number, row in enumerate(rows))
+
+
+def row_value(token: int, role: int, window: Sequence[int], long: int) -> int:
+    return hash((token, role, *window, long)) & 0xFFFFFFFF
+
+
+def drawn_token(value: int, sampling: SamplingParams, position: int) -> int:
+    return hash((value, sampling.seed, position)) % VOCAB
+
+
+def text_alone(
+    prompt: Sequence[int], roles: Sequence[int], sampling: SamplingParams, context: int
+) -> list[int]:
+    """What a request makes with an engine to itself that has no pages and no rings."""
+    tokens: list[int] = list(prompt)
+    rows: list[int] = []
+    while True:
+        for position in range(len(rows), len(tokens)):
+            role = roles[position] if position < len(prompt) else MADE
+            window = rows[max(0, position - WINDOW) :]
+            rows.append(row_value(tokens[position], role, window, weighted_sum(rows)))
+        tokens.append(drawn_token(rows[-1], sampling, len(tokens)))
+        made = len(tokens) - len(prompt)
+        ended = tokens[-1] in sampling.stop_token_ids or made >= sampling.max_tokens
+        if ended or len(tokens) >= context:
+            return tokens[len(prompt) :]
+
+
+class SimulatedEngine:
+    """Scheduler, loop and simulated runner, checked after each step."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        num_slots: int = 4,
+        num_records: int = 16,
+        max_context: int = 64,
+        max_step_tokens: int = 16,
+        admit_output: int = 8,
+        max_queue: int = 100,
+        reuse_generated: bool = True,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.limits = Limits(
+            num_slots=num_slots,
+            max_context=max_context,
+            max_step_tokens=max_step_tokens,
+            admit_output=admit_output,
+            max_queue=max_queue,
+            vocab_size=VOCAB,
+            prefix_cache=prefix_cache,
+            record_interval=INTERVAL,
+            made_rows=REWIND,
+        )
+        self.pool = BlockPool(num_pages + 1)
+        self.records = RecordPool(num_records)
+        self.index = PrefixIndex(
+            self.pool,
+            self.records,
+            "simulated",
+            page_tokens=PAGE,
+            reuse_generated=reuse_generated,
+        )
+        self.scheduler = Scheduler(self.limits, self.index)
+        self.runner = SimulatedRunner(self.pool, num_slots, num_records)
+        self.now = 0.0
+        self.loop = Loop(self.scheduler, self, clock=lambda: self.now)
+        self.plans: list[StepPlan] = []
+        self.mistake: AssertionError | None = None
+        self.requests: dict[str, Request] = {}
+        self.sequences: dict[str, sequence.Sequence] = {}
+        self.texts: dict[str, list[int]] = {}
+        self.finishes: dict[str, FinishReason] = {}
+        self._ids = itertools.count()
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 8,
+        stop: tuple[int, ...] = (),
+        seed: int = 0,
+        hints: tuple[int, ...] = (),
+        salt: str = "",
+    ) -> str:
+        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, seed=seed)
+        request = Request(
+            id=f"r{next(self._ids)}",
+            prompt=tuple(prompt),
+            sampling=sampling,
+            record_hints=hints,
+            cache_salt=salt,
+        )
+        self.loop.add(request)
+        self.requests[request.id] = request
+        self.sequences[request.id] = self.scheduler.waiting[-1]
+        self.texts[request.id] = []
+        return request.id
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        self.plans.append(plan)
+        given = sum(len(rows.tokens) for rows in plan.given)
+        assert given <= self.limits.max_step_tokens
+        self.now += 1.0
+        try:
+            return self.runner.execute(plan)
+        except AssertionError as error:  # not a fault of the device, which a loop survives
+            self.mistake = error
+            raise
+
+    def step(self) -> list[TokenDelta]:
+        deltas = self.loop.step()
+        if self.mistake:
+            raise self.mistake
+        self.collect(deltas)
+        self.check()
+        return deltas
+
+    def abort(self, id: str) -> None:
+        delta = self.loop.abort(id)
+        if delta is not None:
+            self.collect([delta])
+        self.check()
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if self.loop.idle:
+                return
+            self.step()
+        raise AssertionError("requests are left")
+
+    def collect(self, deltas: Sequence[TokenDelta]) -> None:
+        for delta in deltas:
+            assert delta.id not in self.finishes, "a delta came after the last"
+            self.texts[delta.id] += delta.tokens
+            if delta.finish:
+                self.finishes[delta.id] = delta.finish
+
+    def check(self) -> None:
+        """Every page, record and slot is somewhere, once."""
+        self.index.check()
+        pool, running = self.pool, self.scheduler.running
+        assert pool.num_free + pool.num_held + pool.num_cached == pool.total
+        held = {page for s in running for page in s.pages}
+        assert {page for page in range(1, pool.total + 1) if pool.is_held(page)} == held
+        writable = [page for s in running for page in s.pages if pool.is_writable(page)]
+        assert len(writable) == len(set(writable))
+        assert self.records.num_held == sum(s.record is not None for s in running)
+        slots = [s.slot for s in running]
+        assert len(set(slots)) == len(slots) <= self.limits.num_slots
+        assert all(s.slot < 0 and not s.pages for s in self.scheduler.waiting)
+        ages = [s.arrival for s in running]
+        assert ages == sorted(ages)
+
+    def expected(self, id: str) -> list[int]:
+        """The text of a request alone, its reused tokens in the roles in which they were found."""
+        request, found = self.requests[id], self.sequences[id]
+        roles = found.roles[: found.num_prompt]
+        assert MADE not in roles[found.num_cached :]
+        return text_alone(request.prompt, roles, request.sampling, self.limits.max_context)
+
+    def check_texts(self) -> None:
+        for id, text in self.texts.items():
+            whole = self.expected(id)
+            if self.finishes[id] in ("stop", "length"):
+                assert text == whole
+            else:
+                assert text == whole[: len(text)]
+
+    def refusal(self, prompt: Sequence[int], max_tokens: int = 8) -> RelightError:
+        with pytest.raises(RelightError) as info:
+            self.add(prompt, max_tokens=max_tokens)
+        return info.value
+
+
+@pytest.fixture
+def make_engine() -> Callable[..., SimulatedEngine]:
+    return SimulatedEngine
