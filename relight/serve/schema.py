@@ -1,5 +1,5 @@
 """Every body that the server reads or writes, as msgspec Structs: the one schema of the wire.
-Knows the shape and the plain ranges of a field, not what a field does.
+Knows the shape of a field, not what a field does.
 
 A field that is declared in a call is honoured. What a call names besides is in `fields`.
 """
@@ -7,19 +7,23 @@ A field that is declared in a call is honoured. What a call names besides is in 
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
-TopK = Annotated[int, Meta(ge=-1)]
-MinP = Annotated[float, Meta(ge=0, le=1)]
-# Crosses to the engine as a signed 64-bit number; a negative one is folded into 0 … 2^63 - 1.
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-MaxTokens = Annotated[int, Meta(ge=1)]
-TokenId = Annotated[int, Meta(ge=0)]
-StopString = Annotated[str, Meta(min_length=1)]
-Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
-StopIds = Annotated[list[TokenId], Meta(max_length=64)]
+from relight.session.request import (
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MaxTokens,
+    MinP,
+    Seed,
+    StopString,
+    Temperature,
+    TokenId,
+    TopK,
+    TopP,
+)
+
+Stops = StopString | Annotated[list[StopString], MAX_STOPS]
+StopIds = Annotated[list[TokenId], MAX_STOP_IDS]
 Effort = str | int | float
 
 

@@ -21,21 +21,35 @@ MAX_EFFORT_MAX_TOKENS = 131_072
 SEEDS = 2**63
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+# Crosses to the engine as a signed 64-bit number; a negative one is folded into 0 … 2^63 - 1.
+Seed = Annotated[int, Meta(ge=-SEEDS, le=SEEDS - 1)]
+MaxTokens = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0)]
+StopString = Annotated[str, Meta(min_length=1)]
+MAX_STOPS = Meta(max_length=16)
+MAX_STOP_IDS = Meta(max_length=64)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one request asks of generation. None means: the server's or the model's default.
 
     `stop_token_ids` end the answer beside the end of the turn, which `ignore_eos` switches off.
+    `top_k` 0 and -1 are off. Without `parallel_tool_calls` only the first call is passed on.
     """
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop: Annotated[tuple[StopString, ...], MAX_STOPS] = ()
     include_stop: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], MAX_STOP_IDS] = ()
     ignore_eos: bool = False
     parallel_tool_calls: bool = True
     cache_salt: str = ""
@@ -44,10 +58,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint recommends in generation_config.json; None is neutral."""
 
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
 
     @classmethod
     def load(cls, folder: Path) -> "SamplingDefaults":

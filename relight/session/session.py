@@ -7,9 +7,11 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar, cast
 
 from relight.base.errors import BadRequest, StepFailed, Unavailable
+from relight.base.settings import Settings
 from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
 from relight.engine.client import EngineClient
 from relight.session.pieces import Finish, Piece
@@ -81,6 +83,22 @@ class Session:
         self._observer = observer
         self._clock = clock
 
+    @classmethod
+    def open(
+        cls, settings: Settings, client: EngineClient, observer: Observer | None = None
+    ) -> "Session":
+        """A session on the checkpoint that `client` serves. Raises `BadCheckpoint`."""
+        folder = Path(settings.model)
+        tokenizer = Tokenizer.load(folder, trust=settings.trust_tokenizer)
+        return cls(
+            client,
+            tokenizer,
+            PromptEncoder(tokenizer, settings.encoding),
+            defaults=SamplingDefaults.load(folder),
+            default_max_tokens=settings.default_max_tokens,
+            observer=observer,
+        )
+
     @property
     def info(self) -> EngineInfo:
         return self.client.info
@@ -117,7 +135,7 @@ class Session:
         `StepFailed` if a step failed, `Unavailable` if the engine gave the request up."""
         pipeline = self._pipeline(job)
         produced = 0
-        ending: FinishReason = "abort"
+        ending: FinishReason | None = None
         last = TokenDelta(id=job.request.id)
         try:
             async with aclosing(self._deltas(job)) as deltas:
@@ -127,13 +145,13 @@ class Session:
                     if self._observer:
                         self._observer.delta(job, delta)
                     if delta.finish == "error":
-                        ending = "error"
                         raise StepFailed(delta.error or "the engine failed in this request's step")
                     if delta.finish == "abort":
+                        ending = "abort"
                         raise Unavailable("the engine gave this request up; send it again later")
                     for piece in pipeline.feed(_text_tokens(job, delta)):
                         yield piece
-                    if delta.finish or pipeline.stopped_by is not None:
+                    if pipeline.stopped_by is not None:
                         break
             if pipeline.stopped_by is None:
                 for piece in pipeline.finish(stopped=last.finish == "stop"):
@@ -141,9 +159,12 @@ class Session:
             finish = self._finish(job, pipeline, last, produced)
             ending = "length" if finish.reason == "length" else "stop"
             yield finish
+        except (asyncio.CancelledError, GeneratorExit):
+            ending = ending or "abort"
+            raise
         finally:
             if self._observer:
-                self._observer.ended(job, ending)
+                self._observer.ended(job, ending or "error")
 
     def _deltas(self, job: Job) -> AsyncGenerator[TokenDelta, None]:
         # The protocol promises that the iterator can be closed, which its type does not say.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relight.base.errors import BadCheckpoint, BadRequest, StepFailed, TooLong, Unavailable
-from relight.base.types import FinishReason, TokenDelta
+from relight.base.types import FinishReason, Request, TokenDelta
 from relight.engine.replay import INFO, ReplayClient
 from relight.session import (
     Answer,
@@ -109,6 +109,17 @@ def test_the_observer_hears_of_every_token_and_one_ending(
     assert notes.endings == [ending]
     assert answer.finish
     assert notes.num_tokens == answer.finish.usage.completion_tokens == client.num_tokens
+
+
+def test_a_mistake_of_the_engine_counts_as_an_error() -> None:
+    notes = Notes()
+
+    def answer(_: Request) -> list[int]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ask(session(ReplayClient(answer), notes), HELLO)
+    assert notes.endings == ["error"]
 
 
 def test_closing_the_pieces_aborts_the_request() -> None:
