@@ -1,0 +1,40 @@
+"""Fixtures of the ops' tests: every device, and the golden vectors of single ops."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.kernels.testing import devices
+
+VECTORS = Path(__file__).parents[2] / "tests" / "golden" / "ops" / "ops.safetensors"
+
+Vectors = Callable[[str], Tensor]
+
+
+@pytest.fixture(params=devices())
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@functools.cache
+def _vectors() -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(VECTORS)
+
+
+@pytest.fixture
+def vectors(device: str) -> Vectors:
+    """`vectors("op/name")` is a golden tensor on the device; 8-bit formats come as bytes."""
+
+    def get(name: str) -> Tensor:
+        tensor = _vectors()[name]
+        packed = tensor.element_size() == 1
+        return (tensor.view(torch.uint8) if packed else tensor).to(device)
+
+    return get
