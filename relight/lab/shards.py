@@ -4,7 +4,8 @@ full size and sparse, and whoever has the bytes writes them in place.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,17 +48,29 @@ class ShardFiles:
             done += os.pwrite(descriptor, data[done:], place.offset + start + done)
 
 
-def prepare_folder(folder: Path, *, force: bool) -> None:
-    """A folder whose config.json is there holds a whole checkpoint, since that is written last."""
-    config = folder / "config.json"
-    if config.exists() and not force:
+@contextmanager
+def new_checkpoint(folder: Path, config: ModelConfig, *, force: bool) -> Iterator[None]:
+    """Around the writing of a checkpoint: config.json comes last, so that a folder which has it is
+    complete, and a writer that fails leaves no shard behind. `force` overwrites a checkpoint."""
+    if (folder / "config.json").exists() and not force:
         raise BadSetting(
             f"{folder}: holds a checkpoint already; wanted an empty folder; give another one or "
             "--force to overwrite it",
             param="folder",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for file in (config, folder / INDEX_NAME, *folder.glob("model*.safetensors")):
+    _remove_checkpoint(folder)
+    try:
+        yield
+    except BaseException:
+        _remove_checkpoint(folder)
+        raise
+    _write_json(folder / "config.json", config_json(config))
+
+
+def _remove_checkpoint(folder: Path) -> None:
+    shards = folder.glob("model*.safetensors")
+    for file in (folder / "config.json", folder / INDEX_NAME, *shards):
         file.unlink(missing_ok=True)
 
 
@@ -78,11 +91,6 @@ def create_shards(folder: Path, specs: Iterable[TensorSpec]) -> dict[str, Place]
     }
     _write_json(folder / INDEX_NAME, index)
     return places
-
-
-def write_config(folder: Path, config: ModelConfig) -> None:
-    """The last file of a checkpoint: a folder without it is not complete."""
-    _write_json(folder / "config.json", config_json(config))
 
 
 def _group(name: str) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from relight.base.errors import BadSetting, CannotFit
 from relight.base.official import V4_FLASH, V4_FLASH_BASE, V4_FLASH_DSPARK, V4_PRO, schedule
 from relight.base.tensors import TensorSpec, model_tensors
 from relight.lab.randomise import random_bytes
-from relight.lab.shards import Place, ShardFiles, create_shards, prepare_folder, write_config
+from relight.lab.shards import Place, ShardFiles, create_shards, new_checkpoint
 from relight.model.source import byte_view
 
 CHUNK_BYTES = 4 << 20
@@ -114,19 +114,18 @@ def synth(
     `sparse` writes headers and full sizes but no data: all values are zero bytes and the disk keeps
     only the headers. `threads` 0 is one a core. Raises BadSetting and CannotFit.
     """
-    prepare_folder(folder, force=force)
     specs = list(model_tensors(config))
     nbytes = sum(spec.nbytes for spec in specs)
-    if not sparse:
-        _check_room(folder, nbytes)
-    if tokenizer:
-        copy_tokenizer(config, folder)
-    places = create_shards(folder, specs)
-    if not sparse:
-        _fill(places, seed, threads or os.cpu_count() or 1, progress)
-    write_config(folder, config)
-    shards = {place.file for place in places.values()}
-    return Written(folder, len(specs), len(shards), nbytes)
+    with new_checkpoint(folder, config, force=force):
+        if not sparse:
+            _check_room(folder, nbytes)
+        if tokenizer:
+            copy_tokenizer(config, folder)
+        places = create_shards(folder, specs)
+        if not sparse:
+            _fill(places, seed, threads or os.cpu_count() or 1, progress)
+    num_shards = len({place.file for place in places.values()})
+    return Written(folder, len(specs), num_shards, nbytes)
 
 
 def copy_tokenizer(config: ModelConfig, folder: Path) -> None:

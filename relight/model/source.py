@@ -28,6 +28,7 @@ CHUNK_BYTES = 8 << 20
 STORED_AS = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
+    "F16": torch.float16,
     "I64": torch.int64,
     "I8": torch.uint8,
     "F8_E4M3": torch.uint8,
@@ -74,16 +75,22 @@ class WeightSource:
 
     def tensor(self, stored: StoredTensor) -> Tensor:
         """The tensor as stored, on the device. On CPU it shares the pages of the file."""
-        dtype = STORED_AS[stored.dtype]
-        if self.device.type == "cpu" and stored.nbytes and stored.offset % dtype.itemsize == 0:
+        if self.device.type == "cpu" and _is_aligned(stored):
             self._jobs.append(Job(stored, None))
-            data = torch.frombuffer(
-                self._map(stored.file), dtype=torch.uint8, count=stored.nbytes, offset=stored.offset
-            )
-            return data.view(dtype).view(stored.shape)
-        tensor = self.allocate(stored.shape, dtype)
+            return self.mapped(stored)
+        tensor = self.allocate(stored.shape, STORED_AS[stored.dtype])
         self.fill(tensor, stored)
         return tensor
+
+    def mapped(self, stored: StoredTensor) -> Tensor:
+        """The tensor in the pages of its file, readable at once; a copy if it is not aligned."""
+        dtype = STORED_AS[stored.dtype]
+        if stored.nbytes == 0:
+            return torch.empty(stored.shape, dtype=dtype)
+        data = torch.frombuffer(
+            self._map(stored.file), dtype=torch.uint8, count=stored.nbytes, offset=stored.offset
+        )
+        return (data if _is_aligned(stored) else data.clone()).view(dtype).view(stored.shape)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         try:
@@ -140,6 +147,10 @@ class WeightSource:
         if file not in self._maps:
             self._maps[file] = mmap.mmap(self._descriptor(file), 0, access=mmap.ACCESS_COPY)
         return self._maps[file]
+
+
+def _is_aligned(stored: StoredTensor) -> bool:
+    return stored.offset % STORED_AS[stored.dtype].itemsize == 0
 
 
 class _Meter:
