@@ -148,7 +148,7 @@ def read_config(path: Path) -> ParsedConfig:
             f"{file}: cannot be read ({error.strerror}); wanted a readable file; check its rights",
             param="model",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadConfig(
             f"{file}: is not JSON ({error}); wanted one JSON object; fetch the file again",
             param="model",

@@ -106,7 +106,7 @@ def fault(file: Path, found: str, wanted: str, remedy: str) -> BadCheckpoint:
 def parse_json(file: Path, text: bytes) -> object:
     try:
         return json.loads(text, object_pairs_hook=_without_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise fault(file, f"has bad JSON ({error})", "well-formed JSON", FETCH) from error
 
 
