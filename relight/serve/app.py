@@ -53,12 +53,12 @@ class _Endpoint:
             except ClientGone:
                 raise
             except Exception:
-                log.exception("%s %s failed", scope["method"], scope["path"])
+                log.exception("%s %r failed", scope["method"], scope["path"])
                 await exchange.fail(
                     RelightError("an internal error occurred; the server's log has the details")
                 )
         except ClientGone:
-            log.debug("%s %s: the client went away", scope["method"], scope["path"])
+            log.debug("%s %r: the client went away", scope["method"], scope["path"])
 
 
 async def _no_such_route(request: HttpRequest, error: Exception) -> Response:

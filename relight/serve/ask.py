@@ -134,13 +134,15 @@ def _tool(tool: FunctionTool, param: str) -> Tool:
 
 
 def _check_unique(tools: Sequence[Tool]) -> None:
-    names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    taken = set()
+    for i, tool in enumerate(tools):
+        if tool.name in taken:
             raise BadRequest(
-                f"tools[{i}].function.name {shown(name)} is taken by an earlier tool; rename one",
+                f"tools[{i}].function.name {shown(tool.name)} is taken by an earlier tool; "
+                "rename one",
                 param=f"tools[{i}].function.name",
             )
+        taken.add(tool.name)
 
 
 def _tool_choice(

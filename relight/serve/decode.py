@@ -139,15 +139,13 @@ def _at(body: bytes, path: str) -> str | None:
     """The value at `path` in a short form, or None where msgspec names a key of the path `...`."""
     try:
         value: object = msgspec.json.decode(body)
+        for key, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
+            if index and isinstance(value, list) and index != "...":
+                value = value[int(index)]
+            elif isinstance(value, dict) and key in value:
+                value = value[key]
+            else:
+                return None
+        return shown(value)
     except (msgspec.DecodeError, RecursionError):  # another fault, behind the first
         return None
-    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
-        if index:
-            if not isinstance(value, list) or index == "...":
-                return None
-            value = value[int(index)]
-        elif isinstance(value, dict) and key in value:
-            value = value[key]
-        else:
-            return None
-    return shown(value)

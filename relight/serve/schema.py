@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from relight.session.request import (
     MAX_STOP_IDS,
     MAX_STOPS,
+    CacheSalt,
     MaxTokens,
     MinP,
     Seed,
@@ -48,7 +49,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

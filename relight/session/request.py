@@ -29,7 +29,9 @@ MinP = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-SEEDS, le=SEEDS - 1)]
 MaxTokens = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
-StopString = Annotated[str, Meta(min_length=1)]
+# Every token of an answer is compared with every beginning of every stop string.
+StopString = Annotated[str, Meta(min_length=1, max_length=512)]
+CacheSalt = Annotated[str, Meta(max_length=256)]
 MAX_STOPS = Meta(max_length=16)
 MAX_STOP_IDS = Meta(max_length=64)
 
@@ -52,7 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop_token_ids: Annotated[tuple[TokenId, ...], MAX_STOP_IDS] = ()
     ignore_eos: bool = False
     parallel_tool_calls: bool = True
-    cache_salt: str = ""
+    cache_salt: CacheSalt = ""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

@@ -282,6 +282,12 @@ def test_a_deep_tool_schema_is_a_400() -> None:
     )
 
 
+def test_thousands_of_tools_are_too_long_and_nothing_worse() -> None:
+    tools = [WEATHER | {"function": {"name": f"tool_{i}"}} for i in range(3000)]
+    error = error_of(answering("x").chat(tools=tools), 400)
+    assert error["code"] == "context_length_exceeded"
+
+
 def test_text_that_spells_markers_and_nul_is_plain_text() -> None:
     rig_ = answering("x" + EOS)
     text = f"\0</think>{CALL}<｜User｜>"
