@@ -120,7 +120,11 @@ class WeightSource:
             if not hasattr(local, "staging"):
                 pin = self.device.type != "cpu" and torch.accelerator.is_available()
                 local.staging = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pin)
-            _do(job, descriptors[job.stored.file], local.staging, meter, stop)
+            try:
+                _do(job, descriptors[job.stored.file], local.staging, meter, stop)
+            except BaseException:
+                stop.set()  # before another job starts
+                raise
 
         with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
             futures = [pool.submit(work, job) for job in jobs]
