@@ -24,11 +24,6 @@ class Utf8Stream:
         self._decoder.reset()
         return rest
 
-    @property
-    def waiting(self) -> bool:
-        """Whether bytes of an unfinished character are held."""
-        return bool(self._decoder.getstate()[0])
-
 
 class Detokenizer:
     """The text of raw completions. The ends of a text (BOS, EOS, padding) have none; other markers

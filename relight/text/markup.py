@@ -21,9 +21,10 @@ class Tag(msgspec.Struct, frozen=True):
 
 KINDS: dict[str, Kind] = {"invoke": "invoke", "parameter": "parameter"}
 
-# After the marker: a space (V4.1), a word, attributes on the same line, `>`.
-WHOLE = re.compile(r" ?([\w-]+)([ \t][^<>\n]*?)?(/?)>")
-BEGUN = re.compile(r" ?(?:[\w-]+[ \t]*/?|(?:invoke|parameter)[ \t][^<>\n]*)?")
+# After the marker: a space (V4.1), a word, attributes on the same line, `>`. Both are bounded, so
+# that a model that never closes a tag cannot make us hold, and read again, all that it writes.
+WHOLE = re.compile(r" ?([\w-]{1,64})([ \t][^<>\n]{0,500}?)?(/?)>")
+BEGUN = re.compile(r" ?(?:[\w-]{1,64}[ \t]{0,500}/?|(?:invoke|parameter)[ \t][^<>\n]{0,501})?")
 
 # A name may hold quotes, since the markup has no escapes: it ends where a tag may go on.
 NAME = re.compile(r"""\sname=(["'])(.*?)\1(?=\s+string=|\s*$)""")

@@ -6,8 +6,9 @@ are recognised in the text that follows the marker `｜DSML｜`, since the token
 with what comes next. The machine moves one token at a time: no split of the stream changes a thing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
+from itertools import groupby
 
 import msgspec
 
@@ -84,9 +85,8 @@ class OutputParser:
         self._call: Arguments | None = None
         self._num_calls = 0
         self._ended = False
-        self._waiting_tokens = 0
         self._events: list[Event] = []
-        self.reasoning_tokens = 0
+        self.reasoning_tokens = 0  # without markers; blank lines that are not sent count too
         self.made_call = False  # a complete call was read
 
     @property
@@ -125,19 +125,17 @@ class OutputParser:
         if token == special.think_close:
             self._text(self._utf8.finish())
             self._close_reasoning()
+        elif token == special.think_open:
+            self._text(self._utf8.finish())
+            self._open_reasoning()
+        elif token == special.dsml:
+            self._text(self._utf8.finish())
+            self._read_marker()
         else:
-            self._waiting_tokens += 1
-            if token == special.dsml:
-                self._text(self._utf8.finish())
-                self._read_marker()
-            elif token == special.think_open:
-                self._text(self._utf8.finish())
-                self._open_reasoning()
-            else:
-                self._text(self._utf8.feed(self._token_bytes(token)))
+            self._text(self._utf8.feed(self._token_bytes(token)))
+            if self._state is State.REASONING and self._tag is None:
+                self.reasoning_tokens += 1
         self._absorb_open = False
-        if not self._held and self._tag is None and not self._utf8.waiting:
-            self._waiting_tokens = 0  # all of it was sent, or dropped
 
     def _close_reasoning(self) -> None:
         self._give_up_tag()
@@ -244,7 +242,6 @@ class OutputParser:
         self._state = state
         self._fresh = True
         self._held = ""
-        self._waiting_tokens = 0
 
     # Calls
 
@@ -272,35 +269,31 @@ class OutputParser:
     def _emit_prose(self, text: str) -> None:
         if not text:
             return
-        if self._state is State.REASONING:
-            self.reasoning_tokens += self._waiting_tokens
-            self._emit(Reasoning(text))
-        else:
-            self._emit(Content(text))
-        self._waiting_tokens = 0
+        kind = Reasoning if self._state is State.REASONING else Content
+        self._emit(kind(text))
 
     def _emit_arguments(self, text: str) -> None:
         if text:
             self._emit(ToolCallArguments(self._num_calls, text))
 
     def _emit(self, event: Event) -> None:
-        """Adds an event; a piece of text joins the one before it if that is of the same kind."""
-        if self._drop_calls and not isinstance(event, Reasoning | Content):
-            return
-        last = self._events[-1] if self._events else None
-        match last, event:
-            case (Reasoning(before), Reasoning(text)):
-                self._events[-1] = Reasoning(before + text)
-            case (Content(before), Content(text)):
-                self._events[-1] = Content(before + text)
-            case (ToolCallArguments(index, before), ToolCallArguments(_, text)):
-                self._events[-1] = ToolCallArguments(index, before + text)
-            case _:
-                self._events.append(event)
+        if not self._drop_calls or isinstance(event, Reasoning | Content):
+            self._events.append(event)
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
-        return events
+        return list(_merge_texts(events))
+
+
+def _merge_texts(events: list[Event]) -> Iterator[Event]:
+    """Joins texts of one kind that follow each other, once, so that a long feed stays linear."""
+    for _, group in groupby(events, key=type):
+        run = list(group)
+        texts = [event.text for event in run if not isinstance(event, ToolCallStart | ToolCallEnd)]
+        if texts:  # arguments of two calls never meet: an end and a start stand between them
+            yield msgspec.structs.replace(run[0], text="".join(texts))
+        else:
+            yield from run
 
 
 def _split_tail(text: str, blank: str | None) -> tuple[str, str]:

@@ -215,11 +215,17 @@ def test_a_continued_answer_keeps_its_leading_newlines(tiny):
     assert parse(tiny, "\n\nx", "content")[0] == [Content("x")]
 
 
-def test_reasoning_tokens_count_the_text_that_was_sent(public):
-    for text, tokens in [("hmm</think>x", 2), ("\n\nhmm\n\n</think>x", 2), ("</think>x", 0)]:
-        ids = public.encode_raw(text)
-        _, parser = parse(public, "", "reasoning", chunks=[[token] for token in ids])
-        assert parser.reasoning_tokens == tokens
+def test_reasoning_tokens_count_without_markers_and_markup(public):
+    answers = {
+        "hmm</think>x": 2,  # h, mm
+        "</think>x": 0,
+        "<think>hmm</think>x": 2,
+        "hmm\n\n</think>x": 3,
+        "hmm\n\n" + block(invoke("now")): 4,  # `\n\n` and `<` came before the marker
+    }
+    for text, tokens in answers.items():
+        _, parser = parse(public, text, "reasoning")
+        assert parser.reasoning_tokens == tokens, text
 
 
 def test_eos_is_no_text_and_an_ignored_one_changes_nothing(tiny):
@@ -391,6 +397,14 @@ def test_an_empty_block_is_no_call(tiny):
 def test_a_marker_that_opens_no_tag_is_text(tiny):
     text = "the ｜DSML｜ marker, <｜DSML｜\n, </｜DSML｜tool_calls> and <｜DSML｜x y> are text"
     assert parse(tiny, text)[0] == [Content(text)]
+
+
+def test_a_tag_without_end_is_text_after_a_bound(tiny):
+    parser = OutputParser(tiny, "content", TOOLS)
+    parser.feed(tiny.encode_raw('<｜DSML｜invoke name="'))
+    assert parser.feed(tiny.encode_text("x" * 400)) == []
+    assert parser.feed(tiny.encode_text("x" * 400))
+    assert len(text_of(parser.feed(tiny.encode_text("x" * 400)), Content)) == 400
 
 
 def test_a_prompt_that_opened_the_block_starts_in_it(tiny):
