@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from relight.base.errors import BadRequest
 from relight.text.conversation import ToolCall
 from relight.text.tokenizer import Segment
 
@@ -24,7 +25,10 @@ V4_TAGS = Tags(block="tool_calls", invoke="invoke", parameter="parameter")
 
 def python_json(value: Any) -> str:
     """JSON as the models were trained on it: `, ` and `: ` between items, no ASCII escapes."""
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise BadRequest("a schema or an argument is nested too deep; flatten it") from None
 
 
 def open_block(tags: Tags, dsml: int) -> list[Segment]:

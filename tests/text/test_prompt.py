@@ -338,6 +338,14 @@ def test_integers_of_any_length_and_small_floats_are_written_as_python_does(enco
     assert 'string="false">1e-07<' in text
 
 
+def test_a_schema_nested_beyond_the_stack_is_a_bad_request(encoder):
+    schema = {}
+    for _ in range(100_000):
+        schema = {"items": schema}
+    with pytest.raises(BadRequest, match="nested too deep"):
+        render(encoder, user("q"), tools=(Tool("f", None, schema),))
+
+
 def test_required_tools_need_tools_and_no_thinking(encoder):
     with pytest.raises(BadRequest, match="without tools"):
         render(encoder, user("q"), tool_choice="required", thinking=False)
