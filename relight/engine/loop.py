@@ -6,14 +6,15 @@ plan needs the value of a token that is not yet known, so they may overlap one d
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from relight.base.errors import Unavailable
+from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
 from relight.engine.plan import StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
+from relight.engine.wire import Abort, Add, Fault, Refused, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,21 @@ class Loop:
             deltas = self._scheduler.commit(plan, tokens, now)
         self._report()
         return deltas
+
+    def turn(self, messages: Iterable[Add | Abort]) -> list[Refused | Tokens]:
+        """Takes what came since the last turn, runs one step, and tells what came of both."""
+        answers: list[Refused | Tokens] = []
+        for message in messages:
+            if isinstance(message, Abort):
+                self.abort(message.id)
+                continue
+            try:
+                self.add(message.request)
+            except RelightError as error:
+                answers.append(Refused(message.request.id, Fault.of(error)))
+        deltas = self.step()
+        answers.append(Tokens(deltas, self.stats()))
+        return answers
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[TokenDelta]:
         reason = f"step {plan.step} failed: {type(error).__name__}: {error}"
