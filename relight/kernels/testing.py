@@ -117,12 +117,13 @@ def _poisoned(x: Tensor, sick: Tensor) -> Tensor:
 
 
 def _row_choices(count: int, family: Family) -> Iterator[Tensor]:
-    """Index lists of calls: no row, all rows in another order, every cut, repeated rows."""
+    """Index lists of calls: no row, all rows in another order, repeated rows, and of every width
+    the first, a middle and the last call."""
     yield torch.arange(0)
     yield torch.randperm(count)
     yield torch.randint(count, (min(count, 40),))
     widths = STEP_WIDTHS if family == "step" else CUTS
     for width in widths:
         chunks = torch.arange(count).split(width)
-        yield from chunks[:3] if len(chunks) > 12 else chunks
-        yield chunks[-1]
+        for at in sorted({0, len(chunks) // 2, len(chunks) - 1}):
+            yield chunks[at]
