@@ -1,0 +1,91 @@
+"""A model in this process for plain synchronous code. Knows the session; the engine is loaded when
+an `LLM` is made."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.base.errors import BadRequest
+from relight.base.settings import Settings, load
+from relight.session import Answer, Options, Session, collect
+from relight.text.conversation import Conversation, Message, Tool
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """`LLM(model="folder", device="cpu")`; every setting of the server is a keyword here."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        **settings: object,
+    ) -> None:
+        """`progress` is told (bytes done, bytes in all) while weights are read. Raises
+        `BadSetting`, `BadConfig`, `BadCheckpoint` or `CannotFit`."""
+        from relight.engine.assemble import assemble  # brings torch, which the rest never needs
+        from relight.engine.client import LocalClient
+
+        self.settings: Settings = load({"model": str(model), **settings}, {}).settings
+        loop, self.info = assemble(self.settings, progress)
+        self._session = Session.open(self.settings, LocalClient(loop, self.info))
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Answer]:
+        """Continues raw prompts, all at once: texts, in which special tokens may be spelt, or ids.
+        `options` are the fields of `Options`. The answers come in the order of the prompts."""
+        return asyncio.run(self._complete(_several(prompts), _options(options)))
+
+    def chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        thinking: bool = True,
+        effort: str | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answers one conversation. A message may be a mapping with the fields of `Message`."""
+        conversation = Conversation(
+            messages=tuple(map(_message, messages)),
+            tools=tuple(tools),
+            thinking=thinking,
+            effort=effort,
+        )
+        return asyncio.run(self._chat(conversation, _options(options)))
+
+    async def _complete(self, prompts: Sequence[Prompt], options: Options) -> list[Answer]:
+        jobs = [await self._session.complete(prompt, options) for prompt in prompts]
+        return await asyncio.gather(*(collect(self._session.run(job)) for job in jobs))
+
+    async def _chat(self, conversation: Conversation, options: Options) -> Answer:
+        job = await self._session.chat(conversation, options)
+        return await collect(self._session.run(job))
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text or a list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    ids = [part for part in prompts if isinstance(part, int)]
+    return [ids] if ids else [part for part in prompts if not isinstance(part, int)]
+
+
+def _options(options: Mapping[str, Any]) -> Options:
+    try:
+        return msgspec.convert(options, Options)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{error}; see relight.session.Options") from error
+
+
+def _message(message: Message | Mapping[str, Any]) -> Message:
+    if isinstance(message, Message):
+        return message
+    try:
+        return msgspec.convert(message, Message)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"a message: {error}; see relight.text.conversation.Message") from error

@@ -1,0 +1,69 @@
+"""A model in this process: a tiny checkpoint, from plain code."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from relight.base.errors import BadRequest, BadSetting
+from relight.llm import LLM
+from relight.text.conversation import Message
+from tests.serve.fakes import FOLDER, TOKENIZER
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny weights beside the tiny tokenizer: both have 320 tokens."""
+    folder = tmp_path_factory.mktemp("llm") / "checkpoint"
+    shutil.copytree(FOLDER.parent / "v4" / "checkpoint", folder)
+    shutil.copy(FOLDER / "tokenizer.json", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, device="cpu", num_slots=4)
+
+
+def test_prompts_are_answered_in_their_order_whatever_runs_beside_them(llm: LLM) -> None:
+    text, ids = "hello", TOKENIZER.encode_raw("hello")
+    greedy = {"max_tokens": 4, "temperature": 0}
+    alone = llm.generate("other", **greedy)
+    together = llm.generate([text, ids, "other"], **greedy)
+    assert [answer.content for answer in together] == [
+        together[0].content,
+        together[0].content,
+        alone[0].content,
+    ]
+    assert all(answer.finish and answer.finish.usage.completion_tokens <= 4 for answer in together)
+    assert llm.generate(ids, **greedy)[0].content == together[0].content
+
+
+def test_a_seed_makes_the_text_again(llm: LLM) -> None:
+    one, two = (llm.generate("x", max_tokens=8, seed=3)[0].content for _ in range(2))
+    assert one == two
+
+
+def test_a_conversation_is_answered(llm: LLM) -> None:
+    chosen = {"thinking": False, "max_tokens": 3, "temperature": 0}
+    one = llm.chat([Message("user", "Hi")], **chosen)
+    two = llm.chat([{"role": "user", "content": "Hi"}], **chosen)
+    assert one.content == two.content
+    assert one.finish
+    assert one.finish.usage.prompt_tokens == 6
+
+
+def test_bad_options_are_told_and_the_model_goes_on(llm: LLM) -> None:
+    for bad in ({"temperature": 9}, {"no_such_option": 1}, {"stop": ("",)}, {"max_tokens": 0}):
+        with pytest.raises(BadRequest):
+            llm.generate("x", **bad)
+    with pytest.raises(BadRequest, match="role"):
+        llm.chat([{"content": "Hi"}])
+    with pytest.raises(BadRequest, match="empty"):
+        llm.generate(["x", ""], max_tokens=1)
+    assert llm.generate("x", max_tokens=1)[0].finish
+
+
+def test_bad_settings_are_told(folder: Path) -> None:
+    with pytest.raises(BadSetting, match="no_such_setting"):
+        LLM(folder, no_such_setting=1)
