@@ -1,7 +1,7 @@
 """The definition of attend: batched products of fixed shape, a block of rows times 64 keys of each.
 
-All scores of a block of rows come first, so the maximum is the row's own; then numerators, their
-sums and the weighted sums, block of keys by block of keys. Of every source each listed row is
+Scores, numerators, their sum and the weighted sum are taken block of keys by block of keys, with the
+maximum so far. Of every source each listed row is
 decoded once a block of rows. Scratch for 16 rows, 64 heads of 512 dims and K keys: 4 KB * K for
 scores, 2 KB for each different key, 2 MB for a block of gathered keys.
 """
@@ -71,18 +71,23 @@ def _attend(
     scale: float,
     boundary: torch.dtype,
 ) -> Tensor:
-    """q [r, H, d], padded; keys as above -> [r, H, d] in `boundary`."""
-    scores = []
-    top = sink.expand(q.shape[:2])
-    for values, place in keys:
-        score = torch.bmm(q, values[place].transpose(1, 2)) * scale  # [r, H, 64]
-        score.masked_fill_((place == 0).unsqueeze(1), float("-inf"))
-        top = torch.maximum(top, score.amax(-1))
-        scores.append(score)
-    denominator = torch.exp(sink - top)
+    """q [r, H, d], padded; keys as above -> [r, H, d] in `boundary`.
+
+    The maximum is the running one, over the keys and not the sink, as in official code: what a
+    numerator is rounded against is the best key so far, and alone it is exactly 1.
+    """
+    top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min)
+    denominator = torch.zeros_like(top)
     out = torch.zeros_like(q)
-    for score, (values, place) in zip(scores, keys, strict=True):
+    for values, place in keys:
+        block = values[place]  # [r, 64, d]
+        score = torch.bmm(q, block.transpose(1, 2)) * scale  # [r, H, 64]
+        score.masked_fill_((place == 0).unsqueeze(1), float("-inf"))
+        before, top = top, torch.maximum(top, score.amax(-1))
+        shrink = torch.exp(before - top)  # exactly 1 where the block has no better key
         numerator = torch.exp(score - top.unsqueeze(-1))
-        denominator = denominator + tree_sum(numerator, -1)
-        out = out + torch.bmm(numerator.to(boundary).float(), values[place])
+        denominator = denominator * shrink + tree_sum(numerator, -1)
+        weighted = torch.bmm(numerator.to(boundary).float(), block)
+        out = out * shrink.unsqueeze(-1) + weighted
+    denominator = denominator + torch.exp(sink - top)
     return (out / denominator.unsqueeze(-1)).to(boundary)
