@@ -7,7 +7,7 @@ I expert width, V vocabulary, hc residual streams.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 from torch import Tensor
@@ -113,6 +113,21 @@ class ModelWeights:
     hc_head_scale: Tensor  # [1] float32
     norm: Tensor  # [D] float32
     head: DenseWeight  # [V, D]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, mapped or copied."""
+        return _nbytes(self)
+
+
+def _nbytes(node: object) -> int:
+    if isinstance(node, Tensor):
+        return node.nbytes
+    if isinstance(node, tuple):
+        return sum(_nbytes(item) for item in node)
+    if is_dataclass(node):
+        return sum(_nbytes(getattr(node, field.name)) for field in fields(node))
+    return 0
 
 
 def load_weights(
