@@ -94,9 +94,10 @@ def _e2m1_table(device: torch.device) -> Tensor:
 
 @functools.cache
 def _e2m1_pairs(device: torch.device) -> Tensor:
-    """[256, 2]: both values of a packed byte."""
+    """[256] int64: both float32 values of a packed byte side by side, so that a look-up moves one
+    word."""
     table, byte = _e2m1_table(device), torch.arange(256, device=device)
-    return torch.stack([table[byte & 15], table[byte >> 4]], dim=1)
+    return torch.stack([table[byte & 15], table[byte >> 4]], dim=1).view(torch.int64).flatten()
 
 
 def fp4_pack(codes: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ def fp4_unpack(packed: Tensor) -> Tensor:
 def fp4_decode_packed(packed: Tensor) -> Tensor:
     """Bytes [.., d / 2] -> float32 values [.., d]."""
     pairs = _e2m1_pairs(packed.device).index_select(0, packed.reshape(-1).int())
-    return pairs.view(*packed.shape[:-1], 2 * packed.shape[-1])
+    return pairs.view(torch.float32).view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def _round_to_grid(x: Tensor, mantissa_bits: int, min_exponent: int) -> Tensor:
@@ -163,13 +164,21 @@ def _block_max(x: Tensor, block: int) -> Tensor:
     return blocks.abs().amax(-1)
 
 
-def _scaled(x: Tensor, scales: Tensor, *, inverse: bool) -> Tensor:
-    """x [.., d] times its blocks' scales or their inverses; both exact in float32."""
+def _blocks(x: Tensor, scales: Tensor) -> Tensor:
+    """x [.., d] as [.., blocks, width], a view."""
     blocks: Tensor = x.unflatten(-1, (scales.shape[-1], x.shape[-1] // scales.shape[-1]))
-    factor = e8m0_decode(scales)
-    if inverse:
-        factor = 1.0 / factor
-    return (blocks * factor.unsqueeze(-1)).flatten(-2)
+    return blocks
+
+
+def _unscaled(x: Tensor, scales: Tensor) -> Tensor:
+    """x [.., d] divided by its blocks' scales, by exact multiplication: a new tensor."""
+    return (_blocks(x, scales) * (1.0 / e8m0_decode(scales)).unsqueeze(-1)).flatten(-2)
+
+
+def _scale(values: Tensor, scales: Tensor) -> Tensor:
+    """Multiplies values [.., d] in place by their blocks' scales."""
+    _blocks(values, scales).mul_(e8m0_decode(scales).unsqueeze(-1))
+    return values
 
 
 def fp8_quantise(x: Tensor, block: int, floor: float = FP8_FLOOR) -> tuple[Tensor, Tensor]:
@@ -177,18 +186,18 @@ def fp8_quantise(x: Tensor, block: int, floor: float = FP8_FLOOR) -> tuple[Tenso
     scale 2^ceil(log2(max(amax, floor) * (1/448))), values clamped, ties to even."""
     x = x.float()
     scales = fp8_scales(x, block, floor)
-    return e4m3_encode(_scaled(x, scales, inverse=True)), scales
+    return e4m3_encode(_unscaled(x, scales)), scales
 
 
 def fp8_dequantise(codes: Tensor, scales: Tensor) -> Tensor:
-    return _scaled(e4m3_decode(codes), scales, inverse=False)
+    return _scale(e4m3_decode(codes), scales)
 
 
 def fp8_round(x: Tensor, block: int, floor: float = FP8_FLOOR) -> Tensor:
     """x [.., d] -> the float32 values that `fp8_quantise` and `fp8_dequantise` give."""
     x = x.float()
     scales = fp8_scales(x, block, floor)
-    return _scaled(e4m3_round(_scaled(x, scales, inverse=True)), scales, inverse=False)
+    return _scale(e4m3_round(_unscaled(x, scales)), scales)
 
 
 def fp4_quantise(x: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
@@ -196,18 +205,18 @@ def fp4_quantise(x: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
     kernel: scale 2^ceil(log2(max(amax, 6 * 2^-126) * (1/6)))."""
     x = x.float()
     scales = fp4_scales(x, block)
-    return fp4_pack(e2m1_encode(_scaled(x, scales, inverse=True))), scales
+    return fp4_pack(e2m1_encode(_unscaled(x, scales))), scales
 
 
 def fp4_dequantise(packed: Tensor, scales: Tensor) -> Tensor:
-    return _scaled(fp4_decode_packed(packed), scales, inverse=False)
+    return _scale(fp4_decode_packed(packed), scales)
 
 
 def fp4_round(x: Tensor, block: int = 32) -> Tensor:
     """x [.., d] -> the float32 values that `fp4_quantise` and `fp4_dequantise` give."""
     x = x.float()
     scales = fp4_scales(x, block)
-    return _scaled(e2m1_round(_scaled(x, scales, inverse=True)), scales, inverse=False)
+    return _scale(e2m1_round(_unscaled(x, scales)), scales)
 
 
 @dataclass(frozen=True, slots=True)

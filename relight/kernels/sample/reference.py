@@ -6,8 +6,9 @@ from torch import Tensor
 
 from relight.kernels.invariant import keep_largest
 
-ROWS = 32
-"""Rows at a time: some ten temporaries of ROWS * V * 8 bytes, 33 MB each for V = 129,280."""
+ROWS = 4
+"""Rows at a time: a dozen temporaries of ROWS * V * 8 bytes, 4 MB each for V = 129,280. On a CPU
+32 rows at a time took five times as long, most of it in page faults."""
 
 NARROW = 1024
 """A cut is looked for among this many best tokens first, and among all where it lies farther."""
