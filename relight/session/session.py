@@ -31,8 +31,8 @@ from relight.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# Some 2 MB of text are encoded in a second: longer text goes to a thread, so that no stream waits
-# longer than 1 ms for it.
+# About 1 MB of text is encoded in a second: longer text goes to a thread, so that no stream waits
+# longer than 2 ms for it.
 INLINE_CHARACTERS = 2048
 TOOL_CHARACTERS = 500  # of a common schema; counting them would cost what is to be saved
 

@@ -26,6 +26,7 @@ from tests.serve.fakes import (
     tokens,
 )
 
+CHAT = "/v1/chat/completions"
 OFF = {"thinking": {"type": "disabled"}}
 HEAD = (
     '{"id":"chatcmpl-00000000000000000000000000000001","object":"chat.completion.chunk",'
@@ -342,6 +343,18 @@ def test_ignored_fields_are_listed_in_a_header_and_counted(stream: bool) -> None
     assert answering("a", strict_fields=True).chat(user="u").status_code == 400
 
 
+def test_what_clients_add_to_messages_and_tools_has_no_effect() -> None:
+    def prompt(message: dict[str, Any], tool: dict[str, Any]) -> tuple[int, ...]:
+        rig_ = answering("a", strict_fields=True)
+        assert rig_.chat(messages=[message], tools=[tool]).status_code == 200
+        return rig_.client.requests[0].prompt
+
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "name": "Ann", "content": [part]}
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    assert prompt(message, strict) == prompt(HELLO[0], WEATHER)
+
+
 @pytest.mark.parametrize(
     ("fields", "thinking"),
     [
@@ -458,7 +471,7 @@ def test_interleaved_streams_keep_to_themselves() -> None:
     assert rig_.server.num_open == 0
 
 
-def drive(rig_: Rig, body: dict[str, Any], until: int | None) -> list[bytes]:
+def drive(rig_: Rig, path: str, body: dict[str, Any], until: int) -> list[bytes]:
     """Speaks ASGI itself, and goes away once `until` body messages came; returns what came."""
 
     async def run() -> list[bytes]:
@@ -481,7 +494,7 @@ def drive(rig_: Rig, body: dict[str, Any], until: int | None) -> list[bytes]:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": "/v1/chat/completions",
+            "path": path,
             "headers": [],
             "query_string": b"",
         }
@@ -496,7 +509,7 @@ def drive(rig_: Rig, body: dict[str, Any], until: int | None) -> list[bytes]:
 @pytest.mark.parametrize(("stream", "until"), [(True, 3), (True, 1), (False, 0)])
 def test_a_client_that_goes_away_aborts_its_request(stream: bool, until: int) -> None:
     rig_ = answering("a" * 1000)
-    sent = drive(rig_, {"messages": HELLO, "stream": stream, **OFF}, until)
+    sent = drive(rig_, CHAT, {"messages": HELLO, "stream": stream, **OFF}, until)
     assert len(sent) <= until + 2
     assert rig_.client.num_tokens <= until + 2
     assert rig_.client.num_running == 0
@@ -504,10 +517,20 @@ def test_a_client_that_goes_away_aborts_its_request(stream: bool, until: int) ->
     assert rig_.server.num_open == 0
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_aborts_each_of_its_prompts(stream: bool) -> None:
+    rig_ = answering("a" * 1000)
+    body = {"prompt": ["x", "y", "z"], "stream": stream, "max_tokens": 1000}
+    drive(rig_, "/v1/completions", body, until=1 if stream else 0)
+    assert sorted(rig_.client.aborted) == sorted(r.id for r in rig_.client.requests)
+    assert rig_.client.num_running == 0
+    assert rig_.server.num_open == 0
+
+
 def test_a_client_that_waits_in_silence_hears_that_the_server_lives() -> None:
     rig_ = answering("a" + EOS, keep_alive_s=0.01)
     rig_.client.gate.clear()
-    sent = drive(rig_, {"messages": HELLO, "stream": True}, until=4)
+    sent = drive(rig_, CHAT, {"messages": HELLO, "stream": True}, until=4)
     assert b'"role":"assistant"' in sent[0]
     assert sent[1:4] == [b": keep-alive\n\n"] * 3
 
