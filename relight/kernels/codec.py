@@ -237,6 +237,9 @@ class DenseWeight:
         """float32 [N, K]; the stored tensor itself if that is float32."""
         return self.data.float()
 
+    def rows(self, start: int, stop: int) -> "DenseWeight":
+        return DenseWeight(self.data[start:stop])
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
@@ -262,6 +265,12 @@ class Fp8Weight:
         scale = e8m0_decode(self.scale).repeat_interleave(self.block, 1)[:, :columns]
         return e4m3_decode(self.data).mul_(scale.repeat_interleave(self.block, 0)[:rows])
 
+    def rows(self, start: int, stop: int) -> "Fp8Weight":
+        """`start` is a multiple of the block."""
+        assert start % self.block == 0, f"row {start} is inside a block of {self.block}"
+        scale = self.scale[start // self.block : -(-stop // self.block)]
+        return Fp8Weight(self.data[start:stop], scale, self.block)
+
 
 @dataclass(frozen=True, slots=True)
 class Fp4Weight:
@@ -280,9 +289,13 @@ class Fp4Weight:
     def decode(self) -> Tensor:
         return fp4_dequantise(self.data, self.scale)
 
+    def rows(self, start: int, stop: int) -> "Fp4Weight":
+        return Fp4Weight(self.data[start:stop], self.scale[start:stop], self.act_block)
+
 
 Weight = DenseWeight | Fp8Weight | Fp4Weight
-"""A matrix [N, K] that maps K values to N, in its stored form. `decode()` is float32 [N, K]."""
+"""A matrix [N, K] that maps K values to N, in its stored form. `decode()` is float32 [N, K], and
+`rows(start, stop)` the part that makes those outputs."""
 
 
 @dataclass(frozen=True, slots=True)

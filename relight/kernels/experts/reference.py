@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from relight.base.numerics import Family
-from relight.kernels.codec import StackedWeight, Weight, fp8_round
-from relight.kernels.invariant import matmul_rows, silu
+from relight.kernels.codec import StackedWeight, Weight
+from relight.kernels.invariant import silu
+from relight.kernels.product import multiply
 
 BLOCK_ROWS = 16
 """Rows of a block of the prefill family: an expert has few rows, n * k / E on average."""
@@ -24,8 +25,7 @@ def experts(
     boundary: torch.dtype,
 ) -> Tensor:
     def product(x: Tensor, w: Weight) -> Tensor:
-        x = fp8_round(x, w.act_block) if quantised and w.quantised else x.float()
-        return matmul_rows(x, w.decode(), family, BLOCK_ROWS).to(boundary)
+        return multiply(x, w, family, quantised=quantised, rows=BLOCK_ROWS).to(boundary)
 
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in ids.unique().tolist():  # ascending, and so is each row's sum

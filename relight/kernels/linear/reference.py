@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from relight.base.numerics import Family
-from relight.kernels.codec import Weight, fp8_round
+from relight.kernels.codec import Weight
 from relight.kernels.invariant import matmul_rows
+from relight.kernels.product import multiply
 
 
 def linear(x: Tensor, w: Weight, family: Family, quantised: bool, boundary: torch.dtype) -> Tensor:
-    x = fp8_round(x, w.act_block) if quantised and w.quantised else x.float()
-    return matmul_rows(x, w.decode(), family).to(boundary)
+    return multiply(x, w, family, quantised=quantised).to(boundary)
 
 
 def grouped(x: Tensor, w: Weight, family: Family, boundary: torch.dtype) -> Tensor:
