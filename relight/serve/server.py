@@ -13,6 +13,7 @@ from relight.serve.exchange import Exchange
 from relight.serve.metrics import Metrics
 from relight.session import Session
 
+_STATES: tuple[EngineState, ...] = ("busy", "idle", "stuck", "loading", "draining", "dead")
 READY: frozenset[EngineState] = frozenset({"idle", "busy"})
 MAX_IGNORED_SHOWN = 20
 
@@ -41,8 +42,8 @@ class Server:
     wall_clock: Callable[[], float] = time.time
     draining: bool = False
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    open: dict[int, int] = field(default_factory=dict)
-    started: int = 0
+    open: dict[int, int] = field(init=False, default_factory=dict)
+    started: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.started = int(self.wall_clock())
@@ -56,10 +57,7 @@ class Server:
         if self.draining:
             return "draining"
         states = {session.client.state() for session in self.sessions}
-        order: tuple[EngineState, ...] = ("idle", "busy", "stuck", "loading", "draining", "dead")
-        if len(states) > 1 and "busy" in states:
-            return "busy"
-        return next(state for state in order if state in states)
+        return next(state for state in _STATES if state in states)
 
     def ready(self) -> Session:
         """The engine with the fewest requests. Raises `Unavailable`."""

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import relight
 from relight.base.metrics import METRICS
+from relight.engine.client import EngineState
 from relight.serve.fields import CHAT_REFUSED, COMPLETION_REFUSED, IGNORED
 from relight.serve.routes import OPERATIONS
 from relight.serve.schema import ChatCall, CompletionCall
@@ -169,3 +170,20 @@ def test_a_field_has_one_class() -> None:
         assert not honoured & refused.keys()
         assert not honoured & IGNORED
         assert not refused.keys() & IGNORED
+
+
+def test_the_server_is_as_well_as_its_best_engine() -> None:
+    one, two = answering("x"), answering("x")
+    one.server.sessions = [one.session, two.session]
+    cases: tuple[tuple[EngineState, EngineState, str], ...] = (
+        ("idle", "idle", "idle"),
+        ("busy", "idle", "busy"),
+        ("dead", "idle", "idle"),
+        ("dead", "loading", "loading"),
+    )
+    for first, second, state in cases:
+        one.client.condition, two.client.condition = first, second
+        assert one.request("GET", "/health").json() == {"state": state}
+    one.client.condition, two.client.condition = "dead", "idle"
+    assert one.chat().status_code == 200
+    assert (len(one.client.requests), len(two.client.requests)) == (0, 1)
