@@ -1,0 +1,79 @@
+"""Prints what the engine costs per step without a model: scheduler, plan and commit, and what a
+worker adds by encoding the deltas. Run: python tools/engine_overhead.py"""
+
+import statistics
+import time
+
+import msgspec
+
+from relight.base.types import Request, SamplingParams
+from relight.cache.blocks import BlockPool
+from relight.cache.prefix import PrefixIndex, RecordPool
+from relight.engine.loop import Loop
+from relight.engine.plan import StepPlan
+from relight.engine.scheduler import Limits, Scheduler
+
+STEPS = 2000
+PROMPT_TOKENS = 1000
+
+
+class NoModel:
+    """Draws one token, always the same."""
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        return [7] * len(plan.draws)
+
+
+def make_loop(num_sequences: int) -> Loop:
+    pages = 1 + num_sequences * 32
+    index = PrefixIndex(BlockPool(pages), RecordPool(4 * num_sequences), "no model")
+    limits = Limits(
+        num_slots=num_sequences,
+        max_context=4096,
+        max_step_tokens=8192,
+        admit_output=4096,
+        max_queue=1000,
+        vocab_size=129_280,
+    )
+    loop = Loop(Scheduler(limits, index), NoModel())
+    for number in range(num_sequences):
+        prompt = tuple((number * 31 + i) % 1000 for i in range(PROMPT_TOKENS))
+        sampling = SamplingParams(max_tokens=3000, stop_token_ids=(1,), seed=number)
+        loop.add(Request(id=f"request-{number}", prompt=prompt, sampling=sampling))
+    return loop
+
+
+def measure(num_sequences: int) -> tuple[list[float], list[float]]:
+    """µs of each step while all sequences generate: the loop alone, and with encoding."""
+    loop = make_loop(num_sequences)
+    while loop.stats().generated_tokens < num_sequences:
+        loop.step()
+    encoder = msgspec.msgpack.Encoder()
+    alone, encoded = [], []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        answers = loop.turn(())
+        middle = time.perf_counter()
+        for answer in answers:
+            encoder.encode(answer)
+        end = time.perf_counter()
+        alone.append((middle - start) * 1e6)
+        encoded.append((end - start) * 1e6)
+    return alone, encoded
+
+
+def show(values: list[float]) -> str:
+    low, *_, high = statistics.quantiles(values, n=20)
+    return f"{statistics.median(values):7.1f} ({low:.1f} to {high:.1f})"
+
+
+def main() -> None:
+    print(f"µs per step, median and 5 % to 95 %, over {STEPS} steps without a model")
+    print(f"{'sequences':>9}  {'loop':>26}  {'loop and encoding':>26}")
+    for num_sequences in (1, 8, 32):
+        alone, encoded = measure(num_sequences)
+        print(f"{num_sequences:9}  {show(alone):>26}  {show(encoded):>26}")
+
+
+if __name__ == "__main__":
+    main()
