@@ -9,9 +9,10 @@ import msgspec
 from relight.base.types import Request, SamplingParams
 from relight.cache.blocks import BlockPool
 from relight.cache.prefix import PrefixIndex, RecordPool
+from relight.engine.admission import Limits
 from relight.engine.loop import Loop
 from relight.engine.plan import StepPlan
-from relight.engine.scheduler import Limits, Scheduler
+from relight.engine.scheduler import Scheduler
 
 STEPS = 2000
 PROMPT_TOKENS = 1000

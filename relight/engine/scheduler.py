@@ -28,31 +28,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from relight.base.errors import BadRequest, Overloaded, TooLong
+from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Request, TokenDelta
-from relight.cache.layout import REWIND_ROWS
-from relight.cache.prefix import GIVEN, Match, PrefixIndex
+from relight.cache.prefix import GIVEN, PrefixIndex
+from relight.engine.admission import MAX_PREEMPTIONS, Admission
+from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
 from relight.engine.holdings import Holdings, Take
 from relight.engine.plan import Draw, PageWrite, RecordMove, Rows, SetLength, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
-
-MAX_PREEMPTIONS = 2
-"""How often a sequence gives way to those that are older and not the oldest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Tokens, but for `num_slots` (sequences that run at once) and `max_queue` (requests)."""
-
-    num_slots: int
-    max_context: int
-    max_step_tokens: int
-    admit_output: int
-    max_queue: int
-    vocab_size: int
-    prefix_cache: bool = True
-    record_interval: int = 4096
-    made_rows: int = REWIND_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +70,7 @@ class Scheduler:
     def __init__(self, limits: Limits, index: PrefixIndex) -> None:
         self.limits = limits
         self.index = index
+        self.admission = Admission(limits, index.pool, index.page_tokens)
         self.holdings = Holdings(
             index, enabled=limits.prefix_cache, record_interval=limits.record_interval
         )
@@ -111,48 +95,14 @@ class Scheduler:
     def add(self, request: Request, now: float) -> None:
         """Raises `BadRequest` or `TooLong` if the request can never be served, `Overloaded` if the
         queue is full."""
-        self._check(request)
+        if request.id in self._by_id:
+            raise BadRequest(f"id {request.id} is that of a request that runs; choose another")
+        self.admission.check(request, len(self.waiting))
         self._num_arrived += 1
         root = self.index.root(request.cache_salt)
         sequence = Sequence.of(request, self._num_arrived, now, root)
         self._by_id[request.id] = sequence
         self.waiting.append(sequence)
-
-    def _check(self, request: Request) -> None:
-        limits, num_prompt = self.limits, len(request.prompt)
-        max_tokens = request.sampling.max_tokens
-        if request.id in self._by_id:
-            raise BadRequest(f"id {request.id} is that of a request that runs; choose another")
-        if num_prompt == 0:
-            raise BadRequest("prompt is empty; give at least one token", param="prompt")
-        if max_tokens < 1:
-            raise BadRequest(f"max_tokens is {max_tokens}; give 1 or more", param="max_tokens")
-        low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or high >= limits.vocab_size:
-            raise BadRequest(
-                f"prompt has token {low if low < 0 else high}; this model's tokens are 0 to "
-                f"{limits.vocab_size - 1}",
-                param="prompt",
-            )
-        if num_prompt >= limits.max_context:
-            raise TooLong(
-                f"prompt is {num_prompt:,} tokens; this server holds {limits.max_context:,}, one "
-                f"of them made (--max-context)",
-                param="prompt",
-            )
-        needed = self._pages(self._whole(num_prompt, max_tokens))
-        if needed > self.index.pool.total:
-            raise TooLong(
-                f"prompt of {num_prompt:,} and max_tokens {max_tokens:,} need {needed:,} pages of "
-                f"{self.index.page_tokens} tokens; this server has {self.index.pool.total:,}; ask "
-                f"for fewer tokens (or raise --cache-bytes)",
-                param="max_tokens",
-            )
-        if len(self.waiting) >= limits.max_queue:
-            raise Overloaded(
-                f"{len(self.waiting):,} requests wait; this server queues {limits.max_queue:,} "
-                f"(--max-queue); try again later"
-            )
 
     def abort(self, id: str, now: float) -> TokenDelta | None:
         """Ends a request; its slot and pages are free at once. None if it has ended already."""
@@ -197,7 +147,7 @@ class Scheduler:
         while self.waiting and self._free_slots and self.waiting[0] is not self._blocked:
             sequence = self.waiting[0]
             match = self.holdings.find(sequence)
-            if not self._fits(sequence, match):
+            if not self.admission.fits(sequence, match, self.running):
                 self._blocked = sequence
                 return
             self.waiting.popleft()
@@ -213,28 +163,6 @@ class Scheduler:
                 self.num_cached_tokens += sequence.num_cached
             insort(self.running, sequence, key=_age)
             self._admitted.append(sequence)
-
-    def _fits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether what the sequence reserves can be had beside what the others have reserved."""
-        pool = self.index.pool
-        anchor = not self.running or sequence.arrival < self.running[0].arrival
-        needed = self._reserved_pages(sequence, anchor)
-        needed -= sum(pool.is_held(entry.page) for entry in match.usable)
-        for number, other in enumerate(self.running):
-            needed += max(0, self._reserved_pages(other, number == 0) - len(other.pages))
-        return needed <= pool.num_available
-
-    def _reserved_pages(self, sequence: Sequence, anchor: bool) -> int:
-        max_tokens = sequence.request.sampling.max_tokens
-        if not anchor and sequence.num_preemptions < MAX_PREEMPTIONS:
-            max_tokens = min(max_tokens, max(self.limits.admit_output, sequence.num_made + 1))
-        return self._pages(self._whole(sequence.num_prompt, max_tokens))
-
-    def _whole(self, num_prompt: int, max_tokens: int) -> int:
-        return min(num_prompt + max_tokens, self.limits.max_context)
-
-    def _pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.index.page_tokens)
 
     def _share(self) -> dict[int, int]:
         """Given rows by slot, for the sequences whose next tokens are given."""

@@ -10,9 +10,10 @@ from relight.base.types import FinishReason, Request, SamplingParams, TokenDelta
 from relight.cache.blocks import NULL_PAGE, BlockPool
 from relight.cache.prefix import GIVEN, MADE, PrefixIndex, RecordPool
 from relight.engine import sequence
+from relight.engine.admission import Limits
 from relight.engine.loop import Loop
 from relight.engine.plan import LAST_SAMPLED, Draw, RecordMove, Rows, StepPlan
-from relight.engine.scheduler import Limits, Scheduler
+from relight.engine.scheduler import Scheduler
 
 PAGE = 4
 REWIND = 2

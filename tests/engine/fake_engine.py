@@ -9,8 +9,9 @@ from relight.base.errors import CannotFit, Unavailable
 from relight.base.types import EngineInfo
 from relight.cache.blocks import BlockPool
 from relight.cache.prefix import PrefixIndex, RecordPool
+from relight.engine.admission import Limits
 from relight.engine.loop import Loop
-from relight.engine.scheduler import Limits, Scheduler
+from relight.engine.scheduler import Scheduler
 from relight.engine.worker import main
 
 
