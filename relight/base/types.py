@@ -38,7 +38,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made for one request. `finish` is set on the last delta of a request, and no
     delta follows it. A stop token is part of `tokens`. `num_cached` counts the prompt tokens that
-    were reused; it is the same in every delta. Times are seconds since the engine got the request."""
+    were reused; it is the same in every delta. `queue_s` is from the arrival of the request at the
+    engine to its slot, `prefill_s` from its slot to its first token."""
 
     id: str
     tokens: tuple[int, ...] = ()
