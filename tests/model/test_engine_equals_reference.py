@@ -1,0 +1,154 @@
+"""The network over cached state against the float32 network without one, in reference numerics.
+
+What is compared: logits of every row, and the lists of selected entries where the reference's
+margin says that there was a choice to get right.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.base.checkpoint import open_model
+from relight.base.config import ModelConfig
+from relight.base.numerics import REFERENCE
+from relight.kernels import index
+from relight.lab.synth import synth
+from relight.model.reference import ReferenceModel, Trace
+from relight.model.weights import ModelWeights, load_weights
+from tests.model.harness import GOLDEN, Driver
+from tests.model.official import dequantised
+from tests.model.oracle import tiny_config
+
+TOLERANCE = 1e-4  # on logits of scale 7
+MARGIN = 1e-4  # of index scores: below it either choice is right
+NOISE = 5e-6  # of margins in float32: below it the two may choose apart
+
+CONFIGS = {
+    "golden": None,
+    "short HCA groups, clamped experts": tiny_config(hca_ratio=16, window=128, swiglu_limit=0.5),
+    "window of 16, top 3": tiny_config(hca_ratio=32, window=16, index_topk=3),
+}
+
+
+class Pair:
+    """The same weights as a cached model and as a reference."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, tensors: dict, device: str):
+        self.config = config
+        self.driver = Driver(config, weights, REFERENCE, num_slots=6, context=768, device=device)
+        self.reference = ReferenceModel(config, tensors)
+        self.compared = self.skipped = 0
+        self._known: dict[tuple[int, ...], tuple[Tensor, Trace]] = {}
+
+    def expected(self, tokens: tuple[int, ...]) -> tuple[Tensor, Trace]:
+        """Logits and trace of a whole sequence."""
+        if tokens not in self._known:
+            trace = Trace()
+            with torch.inference_mode():
+                logits = self.reference.forward(torch.tensor(tokens), trace)
+            self._known[tokens] = logits, trace
+        return self._known[tokens]
+
+    def check(self, got: Tensor, tokens: tuple[int, ...], start: int = 0) -> None:
+        """Logits of rows `start` on. The first row that differs must be one whose choice of entries
+        or experts hangs on the last digits; the rest of its sequence follows from it."""
+        want, trace = self.expected(tokens)
+        want = want[start : start + got.shape[0]]
+        scale = max(1.0, float(want.abs().max()) / 7)
+        difference = (got.cpu() - want).abs().amax(1)
+        self.compared += got.shape[0]
+        wrong = (difference > TOLERANCE * scale).nonzero().flatten().tolist()
+        if not wrong:
+            return
+        margins = [layer.routing.margin[0] for layer in trace.layers]
+        margins += [layer.selection.margin[0] for layer in trace.layers if layer.selection]
+        margin = torch.stack(margins).amin(0)
+        row = start + wrong[0]
+        flipped = margin[: row + 1].min()
+        assert flipped < NOISE, f"row {row} differs by {difference[wrong[0]]:.1e} at {flipped:.1e}"
+        self.skipped += got.shape[0] - wrong[0]
+
+    def tokens(self, seed: int, count: int) -> tuple[int, ...]:
+        draw = random.Random(seed)
+        return tuple(draw.randrange(self.config.vocab_size) for _ in range(count))
+
+
+@pytest.fixture(scope="module", params=CONFIGS.values(), ids=CONFIGS)
+def pair(
+    request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory
+) -> Pair:
+    folder: Path = GOLDEN / "v4" / "checkpoint"
+    if request.param is not None:
+        folder = tmp_path_factory.mktemp("reference") / "checkpoint"
+        synth(request.param, folder, seed=5, tokenizer=None)
+    model = open_model(folder)
+    weights = load_weights(model, torch.device(device))
+    return Pair(model.config, weights, dequantised(folder), device)
+
+
+def test_every_length_mod_128_gives_the_reference_logits(pair: Pair) -> None:
+    """One prompt, read in pieces that end at every length from 1 to 128 and on beyond 256."""
+    tokens = pair.tokens(1, 280)
+    pair.driver.set_length(0, 0)
+    cuts = [*range(1, 140), 255, 256, 257, 258]
+    pair.check(pair.driver.given(0, tokens, cuts), tokens)
+
+
+def test_decoding_from_every_remainder_gives_the_reference_logits(pair: Pair) -> None:
+    tokens = pair.tokens(2, 410)
+    pair.driver.set_length(1, 0)
+    pair.check(pair.driver.given(1, tokens[:150]), tokens)
+    pair.check(pair.driver.made(1, tokens[150:]), tokens, 150)
+
+
+def test_sequences_of_different_lengths_share_steps_in_any_order(pair: Pair) -> None:
+    lengths = {0: 1, 1: 5, 2: 127, 3: 128, 4: 300, 5: 47}
+    texts = {slot: pair.tokens(10 + slot, length + 12) for slot, length in lengths.items()}
+    for order in (sorted(lengths), sorted(lengths, reverse=True), [3, 0, 5, 1, 4, 2]):
+        for slot in order:
+            pair.driver.set_length(slot, 0)
+        rows = pair.driver.step(given={s: texts[s][: lengths[s]] for s in order})
+        for slot in order:
+            pair.check(rows[slot], texts[slot])
+        # Then all of them decode, some one row and some two a step, while one goes on reading.
+        for i in range(0, 12, 2):
+            at = {s: lengths[s] + i for s in order}
+            made = {s: texts[s][at[s] : at[s] + 2] for s in order[1:]}
+            given = {s: texts[s][at[s] : at[s] + 2] for s in order[:1]}
+            for slot, got in pair.driver.step(made=made, given=given).items():
+                pair.check(got, texts[slot], at[slot])
+
+
+def test_selected_entries_equal_the_reference_where_there_is_a_margin(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: list[Tensor] = []
+    select = index.select
+
+    def watch(*args: object) -> Tensor:
+        lists.append(select(*args))  # type: ignore[arg-type]
+        return lists[-1]
+
+    monkeypatch.setattr(index, "select", watch)
+    tokens = pair.tokens(3, 500)
+    _, trace = pair.expected(tokens)
+    pair.driver.set_length(2, 0)
+    pair.driver.given(2, tokens)
+    chosen = [layer.selection for layer in trace.layers if layer.selection]
+    assert len(lists) == len(chosen)
+    binding = 0
+    for got, want in zip(lists, chosen, strict=True):
+        entries, margin = want.entries[0], want.margin[0]
+        short = got.shape[1] - entries.shape[1]
+        assert (got[:, entries.shape[1] :] == -1).all() if short > 0 else short == 0
+        alike = (got.cpu()[:, : entries.shape[1]] == entries).all(1)
+        assert alike[margin > MARGIN].all()
+        binding += int((margin.isfinite() & (margin > MARGIN)).sum())
+    assert binding > 300  # the top-k binds on most rows
+
+
+def test_nearly_all_rows_were_compared(pair: Pair) -> None:
+    assert pair.skipped < 0.15 * pair.compared, f"{pair.skipped} rows hang on the last digits"
