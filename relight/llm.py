@@ -2,7 +2,7 @@
 an `LLM` is made."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 
 from relight.base.errors import BadRequest
 from relight.base.settings import Settings, load
-from relight.session import Answer, Options, Session, collect
+from relight.session import Answer, Job, Options, Piece, Session, collect
 from relight.text.conversation import Conversation, Message, Tool
 
 Prompt = str | Sequence[int]
@@ -50,13 +50,38 @@ class LLM:
         **options: Any,
     ) -> Answer:
         """Answers one conversation. A message may be a mapping with the fields of `Message`."""
-        conversation = Conversation(
-            messages=tuple(map(_message, messages)),
-            tools=tuple(tools),
-            thinking=thinking,
-            effort=effort,
-        )
+        conversation = _conversation(messages, tools, thinking, effort)
         return asyncio.run(self._chat(conversation, _options(options)))
+
+    def stream(self, prompt: Prompt, **options: Any) -> Generator[Piece, None, None]:
+        """As `generate` for one prompt, piece by piece. Closing the iterator ends the request."""
+        return self._pieces(self._session.complete(prompt, _options(options)))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        thinking: bool = True,
+        effort: str | None = None,
+        **options: Any,
+    ) -> Generator[Piece, None, None]:
+        """As `chat`, piece by piece. Closing the iterator ends the request."""
+        conversation = _conversation(messages, tools, thinking, effort)
+        return self._pieces(self._session.chat(conversation, _options(options)))
+
+    def _pieces(self, asked: Coroutine[Any, Any, Job]) -> Generator[Piece, None, None]:
+        with asyncio.Runner() as runner:
+            pieces = self._session.run(runner.run(asked))
+
+            async def following() -> Piece | None:
+                return await anext(pieces, None)
+
+            try:
+                while (piece := runner.run(following())) is not None:
+                    yield piece
+            finally:
+                runner.run(pieces.aclose())
 
     async def _complete(self, prompts: Sequence[Prompt], options: Options) -> list[Answer]:
         jobs = [await self._session.complete(prompt, options) for prompt in prompts]
@@ -80,6 +105,20 @@ def _options(options: Mapping[str, Any]) -> Options:
         return msgspec.convert(options, Options)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{error}; see relight.session.Options") from error
+
+
+def _conversation(
+    messages: Sequence[Message | Mapping[str, Any]],
+    tools: Sequence[Tool],
+    thinking: bool,
+    effort: str | None,
+) -> Conversation:
+    return Conversation(
+        messages=tuple(map(_message, messages)),
+        tools=tuple(tools),
+        thinking=thinking,
+        effort=effort,
+    )
 
 
 def _message(message: Message | Mapping[str, Any]) -> Message:

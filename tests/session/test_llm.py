@@ -8,6 +8,7 @@ import pytest
 from relight.base.errors import BadRequest, BadSetting
 from relight.llm import LLM
 from relight.text.conversation import Message
+from relight.text.parse import Content
 from tests.serve.fakes import FOLDER, TOKENIZER
 
 
@@ -67,3 +68,18 @@ def test_bad_options_are_told_and_the_model_goes_on(llm: LLM) -> None:
 def test_bad_settings_are_told(folder: Path) -> None:
     with pytest.raises(BadSetting, match="no_such_setting"):
         LLM(folder, no_such_setting=1)
+
+
+def test_streamed_pieces_add_up_to_the_whole_answer(llm: LLM) -> None:
+    chosen = {"max_tokens": 8, "temperature": 0}
+    streamed = "".join(p.text for p in llm.stream("hello", **chosen) if isinstance(p, Content))
+    assert streamed == llm.generate("hello", **chosen)[0].content
+    *_, last = llm.stream_chat([Message("user", "Hi")], thinking=False, **chosen)
+    assert last == llm.chat([Message("user", "Hi")], thinking=False, **chosen).finish
+
+
+def test_a_stream_that_is_left_early_leaves_the_model_usable(llm: LLM) -> None:
+    pieces = llm.stream("hello", max_tokens=50, temperature=0, ignore_eos=True)
+    next(pieces)
+    pieces.close()
+    assert llm.generate("x", max_tokens=2)[0].finish
