@@ -40,8 +40,9 @@ test: check ## check, then all tests that need no accelerator
 test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 	$(BIN)/pytest -m gpu $(ARGS)
 
+# Random weights rarely end a turn, so an answer is kept short unless a client asks for more.
 run: setup $(TINY)/config.json ## serve a small random checkpoint on 127.0.0.1:8000
-	$(BIN)/relight serve --model $(TINY) $(ARGS)
+	$(BIN)/relight serve --model $(TINY) --default-max-tokens 200 $(ARGS)
 
 # config.json is the last file that synth writes, so an interrupted run is begun again.
 $(TINY)/config.json: | $(STAMP)

@@ -53,8 +53,8 @@ def synth(
 
     from relight.base.config import read_config
     from relight.base.errors import BadSetting
+    from relight.cli.progress import load_bar
     from relight.lab import synth as lab
-    from relight.model.progress import load_bar
 
     if config is not None and (preset != "tiny" or layers):
         raise BadSetting("config gives all sizes: leave out preset and layers", param="config")
@@ -73,3 +73,29 @@ def synth(
         f"{written.folder}: {written.num_tensors:,} tensors, {written.nbytes:,} bytes, "
         f"{written.num_shards} shards"
     )
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="Folder that transformers saved.")],
+    folder: FOLDER,
+    quantise: Annotated[
+        bool, typer.Option(help="Round weights that do not lie on FP8 and FP4 grids.")
+    ] = False,
+    force: Annotated[bool, typer.Option(help="Overwrite a checkpoint that is there.")] = False,
+) -> None:
+    """Rewrite a V4 model that transformers saved in the official layout.
+
+    Example: `relight convert saved official --quantise`
+    """
+    from rich.console import Console
+
+    from relight.cli.progress import load_bar
+    from relight.lab import convert as lab
+
+    with load_bar(Console(), "converting", "converted") as progress:
+        done = lab.convert(source, folder, quantise=quantise, force=force, progress=progress)
+    for loss in done.losses:
+        print(f"{loss.part}: relative error {loss.relative_rms:.2%} (worst: {loss.worst_tensor})")
+    if done.unknown_fields:
+        print(f"fields of config.json that are not kept: {', '.join(done.unknown_fields)}")
+    print(f"{done.folder}: {done.num_tensors:,} tensors, {done.nbytes:,} bytes")

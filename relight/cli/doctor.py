@@ -16,6 +16,11 @@ def print_report(report: Report) -> None:
         [(v.op, v.prefill, v.step) for v in report.variants],
     )
     show.table(
+        "Promises",
+        ("promise", "verdict", "how"),
+        [(promise.text, promise.verdict, promise.detail) for promise in report.promises],
+    )
+    show.table(
         "What will not work",
         ("problem", "what to do"),
         [(finding.problem, finding.remedy) for finding in report.findings],

@@ -6,7 +6,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import RelightError
-from relight.cli import checkpoint, run, show
+from relight.cli import checkpoint, generate, run, show
 
 app = typer.Typer(
     name="relight",
@@ -16,7 +16,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (checkpoint.inspect, checkpoint.synth, run.doctor):
+for command in (
+    run.serve,
+    generate.generate,
+    checkpoint.inspect,
+    checkpoint.synth,
+    checkpoint.convert,
+    run.doctor,
+    run.audit,
+):
     app.command()(command)
 
 

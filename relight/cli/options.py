@@ -11,6 +11,9 @@ import typer
 
 from relight.base.settings import KNOBS, Group, Knob, load
 
+ENGINE: tuple[Group, ...] = ("model", "compute", "memory")
+"""The settings of an engine without a server."""
+
 CONFIG = Annotated[
     Path | None,
     typer.Option(help="TOML file with settings, one `name = value` a line.", show_default=False),

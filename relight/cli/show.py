@@ -1,4 +1,4 @@
-"""Prints tables and errors of the command line. Knows no command."""
+"""Prints tables, lines and errors of the command line. Knows no command."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -7,12 +7,33 @@ from rich.console import Console
 from rich.table import Table
 
 from relight.base.settings import GROUPS, Group, Loaded
+from relight.base.types import EngineInfo
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def console(*, stderr: bool = False) -> Console:
+    """Texts of users and files stand in what is printed, so nothing in it is markup."""
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+def line(text: str) -> None:
+    console().print(text)
+
+
+def error(message: str) -> None:
+    console(stderr=True).print(f"error: {message}")
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+) -> None:
+    """`numbers` are the columns whose cells stand at the right."""
     grid = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        grid.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for row in rows:
         grid.add_row(*row)
     Console(highlight=False, markup=False).print(grid)
@@ -22,5 +43,11 @@ def settings(loaded: Loaded, groups: Collection[Group] = GROUPS) -> None:
     table("Settings in effect", ("setting", "value", "source"), loaded.table(groups))
 
 
-def error(message: str) -> None:
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"error: {message}")
+def memory(info: EngineInfo) -> None:
+    rows = [*info.memory, ("together", sum(size for _, size in info.memory))]
+    table(
+        "Memory",
+        ("what", "bytes", "GiB"),
+        [(what, f"{size:,}", f"{size / 2**30:.3f}") for what, size in rows],
+        numbers=("bytes", "GiB"),
+    )

@@ -54,7 +54,7 @@ class Audit:
     """The promises about one model and one set of settings. `start` gives a fresh engine, whose
     caches are empty. `tokens`: how many each request makes."""
 
-    def __init__(self, settings: Settings, start: Start, *, tokens: int = 48) -> None:
+    def __init__(self, settings: Settings, start: Start, *, tokens: int = 16) -> None:
         self.settings = msgspec.structs.replace(settings, **LIMITS)
         self.start = start
         self.tokens = tokens
@@ -69,12 +69,12 @@ class Audit:
         yield self._generated()
         yield self._threads()
 
-    def _request(self, name: str, prompt: Sequence[int], *, tokens: int = 0) -> Request:
+    def _request(self, name: str, prompt: Sequence[int]) -> Request:
         """Sampled, since a sampled token hangs on more of the logits than the largest one."""
         sampling = SamplingParams(
             temperature=1.0,
             seed=random.Random(name).getrandbits(32),
-            max_tokens=tokens or self.tokens,
+            max_tokens=self.tokens,
         )
         return Request(id=name, prompt=tuple(prompt), sampling=sampling)
 
@@ -135,7 +135,9 @@ class Audit:
 
     def _generated(self) -> Promise:
         text = "with reuse_generated off, a turn after generated text equals a cold run"
-        first = self._request("turn", self._prompt("turn", PAGE_TOKENS + 1), tokens=PAGE_TOKENS + 9)
+        # The second page ends among generated tokens: it could be reused, and must not be.
+        prompt = self._prompt("turn", 2 * PAGE_TOKENS - 2)
+        first = self._request("turn", prompt)
         made = self._one(first, prefix_cache="off").tokens
         tail = self._prompt("next turn", 30)
         second = self._request("next turn", [*first.prompt, *made, *tail])

@@ -1,15 +1,24 @@
-"""Says what this machine can and cannot do for Relight, and what to do about it. Loads no model.
+"""Says what this machine can and cannot do for Relight, and what to do. Needs no checkpoint.
 
 The first thing to paste in a report.
 """
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from relight import __version__
 from relight.base.official import V4_FLASH
+from relight.base.settings import Settings
 from relight.base.tensors import backbone_tensors
 from relight.kernels.select import OPS
+from relight.lab.audit import Audit, Promise
+from relight.lab.inprocess import start_in_process
 from relight.lab.machine import Machine, read_machine
+from relight.lab.synth import TINY, synth
 
 GIB = 2**30
 
@@ -33,12 +42,37 @@ class Report(msgspec.Struct, frozen=True):
     relight: str
     machine: Machine
     variants: tuple[Variant, ...]
+    promises: tuple[Promise, ...]
     findings: tuple[Finding, ...]
 
 
-def examine() -> Report:
+def examine(*, audit: bool = True) -> Report:
+    """`audit` checks the promises, too, which takes some seconds."""
     machine = read_machine()
-    return Report(__version__, machine, variants(), findings(machine))
+    promises = quick_audit() if audit else ()
+    return Report(
+        __version__, machine, variants(), promises, (*findings(machine), *broken(promises))
+    )
+
+
+def quick_audit() -> tuple[Promise, ...]:
+    """The audit of a small random model on this machine's device; one thread, which is quickest for
+    so small a model, except where threads are what is compared."""
+    with tempfile.TemporaryDirectory() as folder:
+        synth(replace(TINY, vocab_size=512), Path(folder), tokenizer=None)
+        settings = Settings(model=folder, threads=1)
+        return tuple(Audit(settings, start_in_process, tokens=4).promises())
+
+
+def broken(promises: Sequence[Promise]) -> list[Finding]:
+    return [
+        Finding(
+            f"promise not kept: {promise.text} ({promise.detail})",
+            "report it with this page; text may change with load on this machine",
+        )
+        for promise in promises
+        if promise.verdict == "not kept"
+    ]
 
 
 def variants() -> tuple[Variant, ...]:

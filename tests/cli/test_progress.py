@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from relight.model.progress import load_bar, load_line
+from relight.cli.progress import load_bar, load_line
 
 
 def test_the_line_after_loading_gives_bytes_seconds_and_rate():

@@ -1,7 +1,7 @@
 """Draws the progress of moving bytes: count, share, GB/s. Knows no file and no tensor."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -15,7 +15,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from relight.model.source import Progress
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all)."""
 
 
 @contextmanager

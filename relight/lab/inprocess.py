@@ -1,0 +1,48 @@
+"""Runs an engine in this process, step by step, for checks. Knows no check."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from relight.base.config import read_config
+from relight.base.errors import StepFailed
+from relight.base.settings import Settings
+from relight.base.types import Request
+from relight.engine.assemble import assemble
+from relight.engine.loop import Loop
+from relight.lab.audit import Answer
+
+
+class InProcess:
+    def __init__(self, loop: Loop, vocab_size: int) -> None:
+        self._loop = loop
+        self.vocab_size = vocab_size
+
+    def run(self, requests: Sequence[Request]) -> list[Answer]:
+        """Raises `StepFailed` if a request ends in an error."""
+        tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+        cached: dict[str, int] = {}
+        for request in requests:
+            self._loop.add(request)
+        while len(cached) < len(requests):
+            for delta in self._loop.step():
+                tokens[delta.id] += delta.tokens
+                if delta.finish == "error":
+                    raise StepFailed(delta.error or "a request failed")
+                if delta.finish is not None:
+                    cached[delta.id] = delta.num_cached
+        return [Answer(tuple(tokens[r.id]), cached[r.id]) for r in requests]
+
+
+@contextmanager
+def start_in_process(settings: Settings) -> Iterator[InProcess]:
+    """A fresh engine. The number of torch's threads is put back afterwards."""
+    threads = torch.get_num_threads()
+    config = read_config(Path(settings.model) / "config.json").config
+    try:
+        loop, _ = assemble(settings, lambda done, total: None)
+        yield InProcess(loop, config.vocab_size)
+    finally:
+        torch.set_num_threads(threads)
