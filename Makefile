@@ -27,8 +27,8 @@ check: setup ## format, lint, types, import contracts, documents
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/lint.py
-	$(BIN)/python tools/docs.py --check
+	$(BIN)/python -m tools.lint
+	$(BIN)/python -m tools.docs --check
 
 fix: setup ## format, and mend what the linter can
 	$(BIN)/ruff format .
@@ -49,10 +49,10 @@ $(TINY)/config.json: | $(STAMP)
 	$(BIN)/relight synth $(TINY)
 
 docs: setup ## write the documents that are generated from code
-	$(BIN)/python tools/docs.py
+	$(BIN)/python -m tools.docs
 
 size: setup ## count the lines of each room
-	$(BIN)/python tools/size.py
+	$(BIN)/python -m tools.size
 
 lock: setup ## write constraints.txt from .venv
-	$(BIN)/python tools/lock.py
+	$(BIN)/python -m tools.lock

@@ -3,13 +3,18 @@
 1. Only the kernels, the graphs and the collectives name `torch.cuda`: all else goes through
    `torch.accelerator`, so that any torch device works.
 2. The first version in the changelog is the package's.
+
+It also tells, and that is no breach, when results in docs/gpu are about older sources.
 """
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.sources import sources_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 MAY_NAME_CUDA = ("relight/kernels/", "relight/engine/graphs", "relight/dist/")
@@ -52,7 +57,17 @@ def changelog(root: Path) -> Iterator[str]:
         yield f"CHANGELOG.md:1: first version is {found}; relight/__init__.py says {version[1]}"
 
 
+def old_results(root: Path, sources: str) -> Iterator[str]:
+    for file in sorted(root.glob("docs/gpu/*.json")):
+        about = json.loads(file.read_text(encoding="utf-8")).get("sources")
+        if about != sources:
+            name = file.relative_to(root).as_posix()
+            yield f"note: {name} is about sources {about}; they are {sources} now"
+
+
 def main(root: Path = ROOT) -> int:
+    for note in old_results(root, sources_hash()):
+        print(note)
     breaches = [*torch_cuda(root), *changelog(root)]
     for breach in breaches:
         print(breach)

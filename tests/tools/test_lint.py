@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.lint import changelog, main, names_of_torch_cuda, torch_cuda
+from tools.lint import changelog, main, names_of_torch_cuda, old_results, torch_cuda
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,16 @@ def test_a_changelog_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0\n")
     assert list(changelog(tmp_path)) == [
         "CHANGELOG.md:1: first version is 0.1.0; relight/__init__.py says 0.2.0"
+    ]
+
+
+def test_results_about_older_sources_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "gpu"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text('{"sources": "old"}')
+    (folder / "b.json").write_text('{"sources": "new"}')
+    assert list(old_results(tmp_path, "new")) == [
+        "note: docs/gpu/a.json is about sources old; they are new now"
     ]
 
 
