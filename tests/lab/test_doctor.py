@@ -1,8 +1,10 @@
 """The doctor finds what is wrong on machines that are described to it."""
 
 import msgspec
+import pytest
 
-from relight.lab.doctor import examine, findings
+from relight.lab.audit import Promise
+from relight.lab.doctor import broken, examine, findings, quick_audit
 from relight.lab.machine import Accelerator, Machine, read_machine
 
 GIB = 2**30
@@ -28,7 +30,7 @@ def problems(**changes: object) -> str:
 
 
 def test_this_machine_can_be_read_and_reported_as_json() -> None:
-    report = examine()
+    report = examine(audit=False)
     assert report.machine.cores >= 1
     decoded = msgspec.json.decode(msgspec.json.encode(report), type=type(report))
     assert decoded == report
@@ -49,6 +51,20 @@ def test_too_little_memory_for_the_full_model_is_found_with_both_figures() -> No
     device = Accelerator("cuda:0", "H200", "9.0", 141 * GIB, 139 * GIB)
     found = problems(accelerators=(device,), torch_build="CUDA 13.0")
     assert "139.0 GiB of each accelerator" in found
+
+
+@pytest.mark.slow
+def test_a_small_model_keeps_every_promise_on_this_machine() -> None:
+    verdicts = {promise.text: promise.verdict for promise in quick_audit()}
+    spoken = verdicts.pop("text is the same with speculation on or off")
+    assert spoken == "not checked"
+    assert set(verdicts.values()) == {"kept"}, verdicts
+
+
+def test_a_broken_promise_is_a_finding() -> None:
+    promises = [Promise("a", "kept", "same"), Promise("b", "not kept", "token 3 differs")]
+    (finding,) = broken(promises)
+    assert "b (token 3 differs)" in finding.problem
 
 
 def test_every_finding_says_what_to_do() -> None:
