@@ -47,6 +47,6 @@ def float_row(dim: int) -> RowFormat:
 
 
 def fp8_index_row(dim: int) -> RowFormat:
-    """An index key in FP8 with one float32 scale: 132 for 128 dims. A figure of other engines that we
-    do not store: the model was trained with FP4 keys."""
+    """An index key in FP8 with one float32 scale: 132 for 128 dims. A figure of other engines that
+    we do not store: the model was trained with FP4 keys."""
     return RowFormat("fp8-scaled", dim, dim, 4)

@@ -11,8 +11,8 @@ DtypeName = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """`quantised`: the fake-quantisation that the models were trained with (FP8 activations, FP8 and
-    FP4 cache rows). `boundary`: dtype of residual streams and of tensors between ops; sums are
+    """`quantised`: the fake-quantisation that the models were trained with (FP8 activations, FP8
+    and FP4 cache rows). `boundary`: dtype of residual streams and of tensors between ops; sums are
     always float32."""
 
     name: str
