@@ -64,7 +64,7 @@ def test_inverse_rms_of_zeros_is_that_of_eps(device: str) -> None:
     assert inverse_rms(torch.zeros(2, 5, device=device), 0.25).tolist() == [[2.0], [2.0]]
 
 
-SHAPES = [(128, 96), (33, 7), (100, 24), (24, 32), (1024, 40)]
+SHAPES = [(128, 96), (33, 7), (100, 24), (24, 32), (1024, 40), (4096, 64)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
