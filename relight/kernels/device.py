@@ -9,8 +9,7 @@ import torch
 
 
 def architecture(device: torch.device) -> str:
-    """A name for what decides the bits of a kernel: the device type and, of a GPU, its capability.
-    """
+    """Names what decides the bits of a kernel: the device type and, of a GPU, its capability."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"sm_{major}{minor}"

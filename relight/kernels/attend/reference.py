@@ -1,9 +1,9 @@
 """The definition of attend: batched products of fixed shape, a block of rows times 64 keys of each.
 
-Scores, numerators, their sum and the weighted sum are taken block of keys by block of keys, with the
-maximum so far. Of every source each listed row is
-decoded once a block of rows. Scratch for 16 rows, 64 heads of 512 dims and K keys: 4 KB * K for
-scores, 2 KB for each different key, 2 MB for a block of gathered keys.
+Scores, numerators, their sum and the weighted sum are taken block of keys by block of keys, with
+the maximum so far. Of every source each listed row is decoded once a block of rows. Scratch for 16
+rows, 64 heads of 512 dims and K keys: 4 KB * K for scores, 2 KB for each different key, 2 MB for a
+block of gathered keys.
 """
 
 import torch
