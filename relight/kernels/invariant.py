@@ -21,12 +21,11 @@ BLOCK_ROWS = 64
 """Rows of a block of the prefill family."""
 
 TILE_COLUMNS, TILE_INNER = 64, 256
-"""Outputs and terms of one library product: small enough that no library splits it among threads or
-splits its sum. Measured: on an Intel CPU (AVX-512, torch 2.11, MKL) whole rows of K >= 1024 depend
-on the number of threads, with 16 threads also on their place, and single rows on the number of
-threads at any K; tiles of 64 × 256 do not, at any M, K, N and 1 to 16 threads tried. On an AMD CPU
-(torch 2.13, MKL) and an H200 (torch 2.11) no multiple of 16 needed tiles. They cost a fifth of the
-time of 64 rows and half of that of a single row."""
+"""Outputs and terms of one library product: too small for a library to split among threads.
+Measured with MKL on an Intel CPU with AVX-512: unsplit rows of K >= 1024 depend on the number of
+threads, with 16 threads also on their place, and single rows on the number of threads at any K.
+Tiles do not, on that CPU, an AMD one and an H200, for 1 to 16 threads and all layer shapes of
+V4."""
 
 ALIGN = 16
 """K and N are padded to multiples of this: with an odd K or N = 24 the bits depend on place or
