@@ -1,11 +1,9 @@
 """Properties of the command line as a user meets it: quick, clear, one line for an error."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import typer
@@ -90,19 +88,6 @@ def test_an_error_is_one_line_and_exit_code_2(
         command_line.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "error: port is 'x' [flag]; wanted 0 to 65535\n"
-
-
-def test_a_random_checkpoint_can_be_written_and_inspected(tmp_path: Path) -> None:
-    folder = tmp_path / "random"
-    config = Path(__file__).parent.parent / "golden" / "v4" / "checkpoint" / "config.json"
-    arguments = ["synth", str(folder), "--config", str(config), "--no-tokenizer"]
-    assert "tensors" in relight(*arguments).stdout
-    inspected = relight("inspect", str(folder), "--json")
-    assert json.loads(inspected.stdout)["folder"] == str(folder)
-    again = relight(*arguments)
-    assert again.returncode == 2
-    assert len(again.stderr.splitlines()) == 1
-    assert "--force" in again.stderr
 
 
 def test_the_help_of_synth_names_every_preset() -> None:

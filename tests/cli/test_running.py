@@ -87,3 +87,18 @@ def test_a_missing_checkpoint_is_one_clear_line(
     (error,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert error.startswith("error: ")
     assert "absent" in error
+
+
+def test_a_random_checkpoint_can_be_written_and_inspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "random")
+    config = str(GOLDEN / "v4" / "checkpoint" / "config.json")
+    arguments = ["synth", folder, "--config", config, "--no-tokenizer"]
+    assert relight(monkeypatch, *arguments) == 0
+    assert "tensors" in capsys.readouterr().out
+    assert relight(monkeypatch, "inspect", folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == folder
+    assert relight(monkeypatch, *arguments) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert "--force" in error
