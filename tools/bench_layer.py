@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,11 +101,15 @@ class Peer:
     def __init__(self, device: torch.device, context: int) -> None:
         from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
-        config = DeepseekV4Config(
-            vocab_size=1024, num_hidden_layers=1, num_hash_layers=0, compress_ratios=[4]
-        )
+        fields: dict[str, Any] = {
+            "vocab_size": 1024,
+            "num_hidden_layers": 1,
+            "num_hash_layers": 0,
+            "compress_ratios": [4],
+        }
         with torch.device("meta"):
-            self.model = DeepseekV4ForCausalLM(config).to(torch.bfloat16)
+            self.model: Any = DeepseekV4ForCausalLM(DeepseekV4Config(**fields))
+        self.model.to(torch.bfloat16)
         self.model.to_empty(device=device)
         for parameter in self.model.parameters():
             parameter.data.normal_(0, 0.02)

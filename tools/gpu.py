@@ -118,6 +118,7 @@ def main() -> None:
         "command": "python tools/gpu.py --out DIR",
     }
     good = True
+    found: dict[str, object]
     with tempfile.TemporaryDirectory() as scratch:
         for part in args.parts.split(","):
             left = deadline - time.monotonic()
@@ -130,9 +131,9 @@ def main() -> None:
             good &= found.get("exit_code", 0) == 0
             (args.out / "foundation.json").write_text(json.dumps(result, indent=1) + "\n")
     for part in ("tests", "answers", "layer"):
-        found = result.get(part)
-        if isinstance(found, dict):
-            print(part, json.dumps({k: v for k, v in found.items() if k != "outcomes"}, indent=1))
+        shown = result.get(part)
+        if isinstance(shown, dict):
+            print(part, json.dumps({k: v for k, v in shown.items() if k != "outcomes"}, indent=1))
     sys.exit(0 if good else 1)
 
 

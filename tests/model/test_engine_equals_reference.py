@@ -40,7 +40,7 @@ class Pair:
         self.config = config
         self.driver = Driver(config, weights, REFERENCE, num_slots=6, context=768, device=device)
         self.reference = ReferenceModel(config, tensors)
-        self.compared = self.skipped = 0
+        self.total = self.skipped = 0
         self._known: dict[tuple[int, ...], tuple[Tensor, Trace]] = {}
 
     def expected(self, tokens: tuple[int, ...]) -> tuple[Tensor, Trace]:
@@ -59,7 +59,7 @@ class Pair:
         want = want[start : start + got.shape[0]]
         scale = max(1.0, float(want.abs().max()) / 7)
         difference = (got.cpu() - want).abs().amax(1)
-        self.compared += got.shape[0]
+        self.total += got.shape[0]
         wrong = (difference > TOLERANCE * scale).nonzero().flatten().tolist()
         if not wrong:
             return
@@ -70,6 +70,7 @@ class Pair:
         flipped = margin[: row + 1].min()
         assert flipped < NOISE, f"row {row} differs by {difference[wrong[0]]:.1e} at {flipped:.1e}"
         self.skipped += got.shape[0] - wrong[0]
+        assert self.skipped < 0.15 * self.total, f"{self.skipped} rows hang on the last digits"
 
     def tokens(self, seed: int, count: int) -> tuple[int, ...]:
         draw = random.Random(seed)
@@ -148,7 +149,3 @@ def test_selected_entries_equal_the_reference_where_there_is_a_margin(
         assert alike[margin > MARGIN].all()
         binding += int((margin.isfinite() & (margin > MARGIN)).sum())
     assert binding > 300  # the top-k binds on most rows
-
-
-def test_nearly_all_rows_were_compared(pair: Pair) -> None:
-    assert pair.skipped < 0.15 * pair.compared, f"{pair.skipped} rows hang on the last digits"
