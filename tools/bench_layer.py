@@ -101,6 +101,7 @@ class Peer:
     def __init__(self, device: torch.device, context: int) -> None:
         from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
+        make: Any = DeepseekV4ForCausalLM
         fields: dict[str, Any] = {
             "vocab_size": 1024,
             "num_hidden_layers": 1,
@@ -108,7 +109,7 @@ class Peer:
             "compress_ratios": [4],
         }
         with torch.device("meta"):
-            self.model: Any = DeepseekV4ForCausalLM(DeepseekV4Config(**fields))
+            self.model = make(DeepseekV4Config(**fields))
         self.model.to(torch.bfloat16)
         self.model.to_empty(device=device)
         for parameter in self.model.parameters():
