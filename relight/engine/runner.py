@@ -11,7 +11,7 @@ from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder
 from relight.engine.plan import Draw, Rows, StepPlan
-from relight.kernels.sample import SampleParams, sample
+from relight.engine.sampler import draw_tokens
 from relight.model.state import layer_states
 from relight.model.transformer import Transformer
 
@@ -62,31 +62,8 @@ class Runner:
         return logits
 
     def _draw(self, draws: Sequence[Draw], logits: Tensor) -> list[int]:
-        tokens = sample(logits, sample_params(draws, logits.device))
+        tokens = draw_tokens(draws, logits)
         slots = torch.tensor([draw.slot for draw in draws], device=logits.device)
         self.last_tokens[slots] = tokens
         drawn: list[int] = tokens.tolist()
         return drawn
-
-
-def sample_params(draws: Sequence[Draw], device: torch.device) -> SampleParams:
-    """The sampling parameters of `draws` as columns."""
-
-    def column(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    params = [draw.sampling for draw in draws]
-    return SampleParams(
-        temperature=column([p.temperature for p in params], torch.float32),
-        top_p=column([p.top_p for p in params], torch.float32),
-        top_k=column([p.top_k for p in params], torch.int64),
-        min_p=column([p.min_p for p in params], torch.float32),
-        seed=column([_signed(p.seed) for p in params], torch.int64),
-        choice=column([p.choice for p in params], torch.int64),
-        position=column([draw.position for draw in draws], torch.int64),
-    )
-
-
-def _signed(seed: int) -> int:
-    """Any integer seed as one that an int64 holds."""
-    return (seed + 2**63) % 2**64 - 2**63
