@@ -1,0 +1,515 @@
+"""The V4 network in the form that trains: batches of whole sequences, masked attention in blocks,
+all experts as one product, roundings on request. Equal to `relight/model/reference.py`, which a
+test holds. Knows no optimiser and no data.
+
+Symbols: B rows of T tokens (T a multiple of 128), N = B T, D hidden, S streams, H heads, K
+head_dim, E entries of a row, X experts, I their width.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relight.base.config import LayerSpec, ModelConfig
+from relight.model.reference import overlap, rope_frequencies
+from training.model import Parameters, layers_with
+from training.quant import (
+    bf16_grid,
+    coarse,
+    fp4_rows,
+    fp8_rows,
+    fp8_tiles,
+    hadamard,
+    straight,
+    through,
+)
+
+FP8_WEIGHTS = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "shared_experts.w")
+FLOAT32 = ("_base", "_scale", "attn_sink", "gate.bias", "tid2eid")
+"""Never rounded."""
+
+BF16 = ("norm.weight", ".gate.weight")
+"""Read as float32, stored as bf16."""
+
+HYPER = ("_fn", "ape")
+"""Read and stored as float32, on a coarse grid."""
+
+GRADIENT_ITERATIONS = 5
+"""Sinkhorn rounds that gradients pass. It converges fast, so the last ones determine them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What a forward pass does. `weights`, `activations`: whether they are rounded as stored and
+    served. `sparse`: attention reads the picks of the indexer only, which `random_picks` replaces
+    by chance."""
+
+    weights: bool = False
+    activations: bool = False
+    sparse: bool = True
+    random_picks: bool = False
+
+
+@dataclass(slots=True)
+class Extras:
+    """What else a forward gives. `index_loss`: how far the indexers' scores are from where
+    attention looked; `loads`: tokens an expert of each layer [X]."""
+
+    valid: Tensor  # [N] bool: tokens that are not padding
+    index_losses: list[Tensor] = field(default_factory=list)
+    loads: list[Tensor] = field(default_factory=list)
+
+
+class Network:
+    """`compile` wraps the functions without products, whose shapes depend on N alone."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        wrap = compile or (lambda function: function)
+        self._read = wrap(hyper_read)
+        self._write = wrap(hyper_write)
+        self._rounded = wrap(quantised_rows)
+        self._queries = wrap(unit_rotate)
+        self._rows = wrap(norm_rotate)
+        self._gated = wrap(gated)
+        self._tables: dict[tuple[int, int, int, str], tuple[Tensor, Tensor]] = {}
+
+    def _act(self, x: Tensor, quantised: bool) -> Tensor:
+        """The input of a quantised product."""
+        return self._rounded(x) if quantised else x
+
+    def prepare(self, parameters: Parameters, mode: Mode) -> Parameters:
+        """Parameters rounded and cast, matrices to the dtype of products; once a pass."""
+        return {name: self._prepare(name, p, mode) for name, p in parameters.items()}
+
+    def _prepare(self, name: str, p: Tensor, mode: Mode) -> Tensor:
+        if name.endswith(FLOAT32):
+            return p
+        if mode.weights:
+            p = through(p, grid_of(name))
+        return p if name.endswith(BF16) or name.endswith(HYPER) else p.to(self.dtype)
+
+    def forward(
+        self, weights: Parameters, ids: Tensor, mode: Mode, extras: Extras | None = None
+    ) -> Tensor:
+        """Hidden rows [N, D] before the head, of ids [B, T] and prepared weights."""
+        cfg = self.config
+        flat = ids.reshape(-1)
+        streams = F.embedding(flat, weights["embed.weight"])
+        streams = streams.unsqueeze(1).expand(-1, cfg.hc_mult, -1).contiguous()
+        views = self._views(weights)
+        for layer in cfg.layers:
+            streams = self._block(layer, views[layer.index], streams, ids, mode, extras)
+        z = stream_mixes(streams, weights["hc_head_fn"], cfg.rms_norm_eps)
+        pre = torch.sigmoid(z * weights["hc_head_scale"] + weights["hc_head_base"]) + cfg.hc_eps
+        x = (pre.unsqueeze(-1) * streams).sum(1)
+        return rms_norm(x, weights["norm.weight"], cfg.rms_norm_eps).to(self.dtype)
+
+    def logits(self, weights: Parameters, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, weights["head.weight"])
+
+    def _views(self, weights: Parameters) -> list[Parameters]:
+        """The weights of each layer, by name without the kind."""
+        views: list[Parameters] = [{} for _ in self.config.layers]
+        for name, stacked in weights.items():
+            if name.startswith(("embed", "head", "norm", "hc_head")):
+                continue
+            for layer, part in zip(layers_with(self.config, name), stacked.unbind(0), strict=True):
+                views[layer.index][name.rpartition(":")[2]] = part
+        return views
+
+    def _block(
+        self,
+        layer: LayerSpec,
+        w: Parameters,
+        streams: Tensor,
+        ids: Tensor,
+        mode: Mode,
+        extras: Extras | None,
+    ) -> Tensor:
+        cfg = self.config
+        for part, sublayer in (("attn", self._attention), ("ffn", self._experts)):
+            x, post, comb = self._read(
+                streams,
+                w[f"hc_{part}_fn"],
+                w[f"hc_{part}_base"],
+                w[f"hc_{part}_scale"],
+                w[f"{part}_norm.weight"],
+                cfg.hc_iters,
+                cfg.hc_eps,
+                cfg.rms_norm_eps,
+            )
+            out = sublayer(layer, w, x, ids, mode, extras)
+            streams = self._write(out, streams, post, comb)
+        return streams
+
+    # Attention
+
+    def _attention(
+        self,
+        layer: LayerSpec,
+        w: Parameters,
+        x: Tensor,
+        ids: Tensor,
+        mode: Mode,
+        extras: Extras | None,
+    ) -> Tensor:
+        cfg, eps = self.config, self.config.rms_norm_eps
+        b, t = ids.shape
+        cos, sin = self._table(layer, b, t, 1, x.device)
+        quantised = mode.activations
+        rounded = self._act(x, quantised)
+        latent = rms_norm(F.linear(rounded, w["attn.wq_a.weight"]), w["attn.q_norm.weight"], eps)
+        latent = latent.to(self.dtype)
+        rounded_latent = self._act(latent, quantised)
+        q = F.linear(rounded_latent, w["attn.wq_b.weight"]).view(-1, cfg.num_heads, cfg.head_dim)
+        q = self._queries(q, cos, sin, eps)
+        window = self._rows(
+            F.linear(rounded, w["attn.wkv.weight"]),
+            w["attn.kv_norm.weight"],
+            cos,
+            sin,
+            eps,
+            64 if quantised else 0,
+        )
+        entries = bias = scores = None
+        if layer.ratio:
+            entries = self._entries(layer, w, "attn.compressor", x, b, t, quantised)
+            if layer.attention == "csa":
+                scores, bias = self._select(layer, w, x, rounded_latent, b, t, mode)
+            else:
+                bias = _hidden(t, layer.ratio, x.device)[None]
+        out = self._attend(q, window, entries, bias, w["attn.attn_sink"], b, t, scores, extras)
+        out = rotate(out, cos.unsqueeze(1), -sin.unsqueeze(1))
+        groups = out.reshape(-1, cfg.o_groups, cfg.num_heads * cfg.head_dim // cfg.o_groups)
+        wo_a = w["attn.wo_a.weight"].unflatten(0, (cfg.o_groups, -1))
+        low = torch.einsum("ngi,gri->ngr", groups, wo_a).flatten(1)
+        return F.linear(self._act(low, quantised), w["attn.wo_b.weight"])
+
+    def _entries(
+        self, layer: LayerSpec, w: Parameters, name: str, x: Tensor, b: int, t: int, quantised: bool
+    ) -> Tensor:
+        """Compressed rows [B, E, d] of the layer, or of its index, rounded as they are stored."""
+        index = "indexer" in name
+        cos, sin = self._table(layer, b, t, layer.ratio, x.device)
+        entries = pool(
+            F.linear(x, w[f"{name}.wkv.weight"]),
+            F.linear(x, w[f"{name}.wgate.weight"]),
+            w[f"{name}.ape"],
+            w[f"{name}.norm.weight"],
+            cos,
+            sin,
+            t,
+            self.config.rms_norm_eps,
+        )
+        if quantised and index:
+            entries = through(hadamard(entries), fp4_rows)
+        elif quantised:
+            entries = quantised_nope(entries, self.config.rope_dim)
+        return entries.view(b, t // layer.ratio, -1).to(self.dtype)
+
+    def _select(
+        self,
+        layer: LayerSpec,
+        w: Parameters,
+        x: Tensor,
+        rounded_latent: Tensor,
+        b: int,
+        t: int,
+        mode: Mode,
+    ) -> tuple[Tensor, Tensor]:
+        """Scores [B, T, E] (-inf where invisible), which learn from where attention looks and
+        pass nothing back to the network; and what of it attention may read, as 0 or -inf."""
+        cfg = self.config
+        x, latent = x.detach(), rounded_latent.detach()
+        keys = self._entries(layer, w, "attn.indexer.compressor", x, b, t, mode.activations)
+        cos, sin = self._table(layer, b, t, 1, x.device)
+        q = F.linear(latent, w["attn.indexer.wq_b.weight"]).view(-1, cfg.index_heads, cfg.index_dim)
+        q = rotate(q, cos.unsqueeze(1), sin.unsqueeze(1))
+        if mode.activations:
+            q = through(hadamard(q), fp4_rows)
+        share = F.linear(x, w["attn.indexer.weights_proj.weight"]).float()
+        share = share * (cfg.index_dim * cfg.index_heads) ** -0.5
+        dots = torch.bmm(q.reshape(b, t * cfg.index_heads, -1), keys.transpose(1, 2)).relu()
+        dots = dots.view(b, t, cfg.index_heads, -1)
+        scores = (dots * share.view(b, t, -1, 1).to(self.dtype)).sum(2, dtype=torch.float32)
+        hidden = _hidden(t, layer.ratio, x.device)
+        scores = scores + hidden
+        if not mode.sparse:
+            return scores, hidden[None]
+        ranked = torch.rand_like(scores) + hidden if mode.random_picks else scores.detach()
+        count = min(cfg.index_topk, ranked.shape[-1])
+        best = ranked.topk(count, dim=-1).indices
+        bias = torch.full_like(ranked, -math.inf).scatter_(-1, best, 0.0) + hidden
+        return scores, bias
+
+    def _attend(
+        self,
+        q: Tensor,
+        window: Tensor,
+        entries: Tensor | None,
+        bias: Tensor | None,
+        sink: Tensor,
+        b: int,
+        t: int,
+        scores: Tensor | None,
+        extras: Extras | None,
+    ) -> Tensor:
+        """q [N, H, K] -> [N, H, K]. Each block of 128 queries reads two blocks of rows, and all
+        entries of its row under `bias`; one softmax over both and the sink."""
+        size, heads, dim = self.config.window, self.config.num_heads, self.config.head_dim
+        blocks = t // size
+        rows = window.view(b, blocks, size, dim)
+        earlier = F.pad(rows, (0, 0, 0, 0, 1, 0))[:, :-1]
+        rows = torch.cat([earlier, rows], dim=2).flatten(0, 1)  # [B blocks, 256, K]
+        q = q * dim**-0.5
+        by_block = q.view(b * blocks, size * heads, dim)
+        near = torch.bmm(by_block, rows.transpose(1, 2)).view(b, blocks, size, heads, 2 * size)
+        near = near + _window_bias(blocks, size, q.device).to(near.dtype)
+        parts = [near.view(b, t, heads, 2 * size)]
+        count = 0
+        if entries is not None:
+            assert bias is not None
+            spare = -entries.shape[1] % 8  # rows of products stay 16-byte aligned
+            entries = F.pad(entries, (0, 0, 0, spare))
+            count = entries.shape[1]
+            far = torch.bmm(q.view(b, t * heads, dim), entries.transpose(1, 2))
+            bias = F.pad(bias, (0, spare), value=-math.inf).unsqueeze(2)
+            parts.append(far.view(b, t, heads, count) + bias.to(far.dtype))
+        sinks = F.pad(sink.to(q.dtype)[:, None], (0, 7), value=-math.inf)
+        parts.append(sinks.expand(b, t, heads, 8))
+        shares = torch.cat(parts, dim=-1).softmax(dim=-1)
+        near, far = shares[..., : 2 * size], shares[..., 2 * size : 2 * size + count]
+        out = torch.bmm(near.reshape(b * blocks, size * heads, 2 * size), rows)
+        out = out.view(b, t * heads, dim)
+        if entries is not None:
+            out = out + torch.bmm(far.reshape(b, t * heads, count), entries)
+        if scores is not None and extras is not None:
+            mass = far.detach().float().sum(2)[..., : scores.shape[-1]]
+            extras.index_losses.append(index_loss(scores, mass, bias, extras.valid))
+        return out.view(-1, heads, dim)
+
+    def _table(
+        self, layer: LayerSpec, b: int, t: int, step: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin [B T / step, pairs] of every step-th position of each row."""
+        place = (b, t, step, f"{device} {layer.ratio > 0}")
+        if place not in self._tables:
+            positions = torch.arange(0, t, step, dtype=torch.float32)
+            angles = positions[:, None] * rope_frequencies(self.config, layer)
+            angles = angles.repeat(b, 1).to(device)
+            self._tables[place] = (angles.cos(), angles.sin())
+        return self._tables[place]
+
+    # Experts
+
+    def _experts(
+        self,
+        layer: LayerSpec,
+        w: Parameters,
+        x: Tensor,
+        ids: Tensor,
+        mode: Mode,
+        extras: Extras | None,
+    ) -> Tensor:
+        """All experts for all tokens, those not chosen with weight 0: at this size one large
+        product is faster than sorting."""
+        cfg = self.config
+        share = self._route(layer, w, x, ids)
+        if extras is not None:
+            extras.loads.append(((share.detach() > 0) & extras.valid[:, None]).sum(0))
+        x = self._act(x, mode.activations)
+        parts = []
+        for name, weight in (("experts", share), ("shared_experts", None)):
+            w1, w3 = (w[f"ffn.{name}.{m}.weight"].flatten(0, -2) for m in ("w1", "w3"))
+            hidden = self._gated(
+                F.linear(x, w1), F.linear(x, w3), weight, cfg.swiglu_limit, mode.activations
+            )
+            w2 = w[f"ffn.{name}.w2.weight"]
+            if name == "experts":
+                w2 = w2.permute(1, 0, 2).flatten(1)  # [X, D, I] -> [D, X I]
+            parts.append(F.linear(hidden, w2))
+        return parts[0] + parts[1]
+
+    def _route(self, layer: LayerSpec, w: Parameters, x: Tensor, ids: Tensor) -> Tensor:
+        """The weight of every expert [N, X], 0 where it was not chosen."""
+        cfg = self.config
+        scores = F.softplus(F.linear(x.float(), w["ffn.gate.weight"])).sqrt()
+        if layer.routing == "hash":
+            chosen = w["ffn.gate.tid2eid"][ids.reshape(-1)]
+        else:
+            ranked = scores.detach() + w["ffn.gate.bias"]
+            chosen = ranked.topk(cfg.experts_per_token, dim=-1).indices
+        share = scores * torch.zeros_like(scores).scatter(1, chosen, 1.0)
+        return share / share.sum(-1, keepdim=True) * cfg.routed_scaling_factor
+
+
+def grid_of(name: str) -> Callable[[Tensor], Tensor]:
+    """The rounding of a stacked parameter when it is stored."""
+    if ".experts." in name:
+        return fp4_rows
+    if name.endswith(BF16):
+        return bf16_grid
+    quantised = any(part in name for part in FP8_WEIGHTS) and "compressor" not in name
+    return fp8_tiles if quantised else coarse
+
+
+# Functions of single tokens
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """float32."""
+    x = x.float()
+    x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+    return x if weight is None else x * weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the last pairs of x."""
+    plain, pairs = x.split([x.shape[-1] - 2 * cos.shape[-1], 2 * cos.shape[-1]], dim=-1)
+    even, odd = pairs.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+    return torch.cat([plain, turned.flatten(-2).to(x.dtype)], dim=-1)
+
+
+def unit_rotate(q: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    return rotate(rms_norm(q, None, eps).to(q.dtype), cos.unsqueeze(1), sin.unsqueeze(1))
+
+
+def norm_rotate(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, block: int
+) -> Tensor:
+    row = rotate(rms_norm(x, weight, eps).to(x.dtype), cos, sin)
+    return quantised_nope(row, 2 * cos.shape[-1]) if block else row
+
+
+def quantised_nope(row: Tensor, rope_dim: int) -> Tensor:
+    """As the cache stores a row: FP8 in blocks of 64 before the rotary dims, those as bf16."""
+    plain, turned = row.split([row.shape[-1] - rope_dim, rope_dim], dim=-1)
+    turned = straight(turned, turned.to(torch.bfloat16).to(turned.dtype))
+    return torch.cat([straight(plain, fp8_rows(plain, 64)), turned], dim=-1)
+
+
+def quantised_rows(x: Tensor) -> Tensor:
+    return straight(x, fp8_rows(x, 128))
+
+
+def gated(gate: Tensor, up: Tensor, share: Tensor | None, limit: float, quantised: bool) -> Tensor:
+    """[N, X I], [N, X] -> the input of the down product."""
+    hidden = F.silu(gate.float().clamp(max=limit)) * up.float().clamp(-limit, limit)
+    if share is not None:
+        hidden = (hidden.unflatten(-1, (share.shape[1], -1)) * share.unsqueeze(-1)).flatten(1)
+    hidden = hidden.to(gate.dtype)
+    return quantised_rows(hidden) if quantised else hidden
+
+
+def pool(
+    values: Tensor,
+    gates: Tensor,
+    ape: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    length: int,
+    eps: float,
+) -> Tensor:
+    """values, gates [N, d or 2 d] -> entries [N / ratio, d], normed and turned."""
+    ratio = ape.shape[0]
+    dtype = values.dtype
+    values = values.float().unflatten(0, (-1, length // ratio, ratio))  # [B, E, ratio, ..]
+    gates = gates.float().unflatten(0, (-1, length // ratio, ratio)) + ape
+    if ratio == 4:
+        values, gates = overlap(values, 0.0), overlap(gates, -math.inf)
+    entries = (gates.softmax(dim=-2) * values).sum(dim=-2).flatten(0, 1)
+    return rotate(rms_norm(entries, norm, eps).to(dtype), cos, sin)
+
+
+def stream_mixes(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
+    flat = streams.flatten(1)
+    scale = torch.rsqrt(flat.float().square().mean(-1, keepdim=True) + eps)
+    return F.linear(flat, fn.to(flat.dtype)).float() * scale
+
+
+def hyper_read(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    iterations: int,
+    hc_eps: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """streams [N, S, D] -> the sublayer's input [N, D], post [N, S], comb [N, S, S]."""
+    hc = streams.shape[1]
+    parts = stream_mixes(streams, fn, eps).split([hc, hc, hc * hc], dim=-1)
+    bases = base.split([hc, hc, hc * hc])
+    pre = torch.sigmoid(parts[0] * scale[0] + bases[0]) + hc_eps
+    post = 2 * torch.sigmoid(parts[1] * scale[1] + bases[1])
+    comb = sinkhorn((parts[2] * scale[2] + bases[2]).unflatten(-1, (hc, hc)), iterations, hc_eps)
+    x = (pre.unsqueeze(-1) * streams).sum(1)
+    return rms_norm(x, norm, eps).to(streams.dtype), post, comb
+
+
+def hyper_write(out: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    spread = post.unsqueeze(-1) * out.unsqueeze(1)
+    mixed = (comb.unsqueeze(-1) * streams.unsqueeze(2)).sum(1)  # from, to
+    return (spread + mixed).to(streams.dtype)
+
+
+def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """As the reference; gradients pass the last rounds only."""
+    free = max(iterations - GRADIENT_ITERATIONS, 1)
+    fixed = logits.detach()
+    mix = fixed.softmax(dim=-1) + eps
+    mix = mix / (mix.sum(dim=-2, keepdim=True) + eps)
+    for _ in range(free - 1):
+        mix = mix / (mix.sum(dim=-1, keepdim=True) + eps)
+        mix = mix / (mix.sum(dim=-2, keepdim=True) + eps)
+    mix = mix * (1 + (logits - fixed))
+    for _ in range(iterations - free):
+        mix = mix / (mix.sum(dim=-1, keepdim=True) + eps)
+        mix = mix / (mix.sum(dim=-2, keepdim=True) + eps)
+    return mix
+
+
+# Masks and the indexer's loss
+
+
+def _hidden(length: int, ratio: int, device: torch.device) -> Tensor:
+    """[T, E]: 0 where the entry is complete at the token, else -inf."""
+    complete = (torch.arange(length, device=device) + 1) // ratio
+    entries = torch.arange(length // ratio, device=device)
+    return torch.where(entries < complete[:, None], 0.0, -math.inf)
+
+
+def _window_bias(blocks: int, size: int, device: torch.device) -> Tensor:
+    """[blocks, size, 1, 2 size]: a token sees itself and the size - 1 tokens before it."""
+    token = torch.arange(size, device=device)[:, None] + size
+    row = torch.arange(2 * size, device=device)
+    age = token - row
+    seen = ((age >= 0) & (age < size)).expand(blocks, size, 2 * size)
+    exists = (torch.arange(blocks, device=device)[:, None, None] > 0) | (row >= size)
+    return torch.where(seen & exists, 0.0, -math.inf).unsqueeze(2)
+
+
+def index_loss(scores: Tensor, mass: Tensor, bias: Tensor | None, valid: Tensor) -> Tensor:
+    """Cross entropy of softmax(scores) over what attention could read to the mass of attention
+    there, summed over heads. Rows count by their mass: who does not look back teaches little."""
+    assert bias is not None
+    read = bias.squeeze(2)[..., : scores.shape[-1]] == 0
+    # Finite, since a row without a complete entry would have no softmax.
+    log_share = scores.masked_fill(~read, -1e4).log_softmax(dim=-1)
+    mass = mass * valid.view(*mass.shape[:2], 1)
+    return -(mass * log_share).sum() / mass.sum().clamp(min=1.0)

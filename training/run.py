@@ -1,0 +1,195 @@
+"""Makes ember in one go: tokenizer, training, export, scores, curves.
+
+    python training/run.py --minutes 7.5 --out OUT [--smoke]
+
+`--minutes` is the whole time; training gets what scoring leaves. OUT gets four files: ember.tar.gz
+(the checkpoint), report.json, log.jsonl and curves.png. Scratch files go to the temporary folder.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+NEEDED = ("deepseek_recipe", "msgspec", "numpy", "safetensors", "tokenizers", "torch")
+SCORING_S = 75.0
+"""Kept for export and the rounds of scores."""
+
+DECODE_S = 25.0
+"""Of one round of scores, after which answers are not decoded any more."""
+
+
+def main() -> None:
+    options = _options()
+    begun = time.monotonic()
+    _check_packages()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers are processes already
+
+    import torch
+
+    from relight.ember.tasks import held_out
+    from relight.text.tokenizer import Tokenizer
+    from training import score
+    from training.export import export, read_back
+    from training.model import EMBER
+    from training.network import Mode, Network
+    from training.rows import RowMaker
+    from training.stream import Stream, data_hash
+    from training.train import Recipe, Trainer, trained_parameters
+
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="ember-"))
+    checkpoint = scratch / "ember"
+    checkpoint.mkdir()
+    _provide_tokenizer(options.tokenizer, checkpoint)
+    device = torch.device(options.device or _device(torch))
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+    recipe = Recipe(
+        seed=options.seed,
+        step_tokens=options.step_tokens,
+        num_workers=options.workers,
+        compiled=options.compiled == "on",
+    )
+    stream = Stream(checkpoint, recipe.seed, recipe.step_tokens, recipe.num_workers)
+    try:
+        maker = RowMaker(Tokenizer.load(checkpoint))
+        per_task = min(options.instances, 12) if options.smoke else options.instances
+        sets = held_out(
+            options.seed + 1, per_task, lambda text: len(maker.tokenizer.encode_text(text))
+        )
+        print(f"ready after {time.monotonic() - begun:.0f} s on {device}", flush=True)
+        trainer = Trainer(EMBER, recipe, stream, device, out, scratch)
+        if options.resume:
+            trainer.resume(options.resume)
+        scoring_s = 20.0 if options.smoke else SCORING_S
+        left_s = 60 * options.minutes - (time.monotonic() - begun) - scoring_s
+        print(f"training for {left_s:.0f} s", flush=True)
+        trainer.run(max(left_s, 10.0) / 60)
+    finally:
+        stream.close()
+
+    size = export(EMBER, trainer.parameters, checkpoint)
+    with tarfile.open(out / "ember.tar.gz", "w:gz") as archive:
+        archive.add(checkpoint, "ember")
+    print(f"exported {size:,} bytes after {time.monotonic() - begun:.0f} s", flush=True)
+    network = Network(EMBER, trainer.dtype)
+    rounded = Mode(weights=True, activations=True)
+    served = Mode(activations=True)
+    trained = trained_parameters(trainer)
+    _, stored = read_back(checkpoint, device)
+    del trainer.optimiser
+
+    def scores(parameters: Any, mode: Any, some: Any = sets) -> dict[str, float]:
+        scorer = score.Scorer(
+            maker, network, parameters, mode, options.step_tokens * 2, time.monotonic() + DECODE_S
+        )
+        return score.table(scorer, some, lambda line: print(line, flush=True))
+
+    keys = {name: some for name, some in sets.items() if name[0].startswith("key")}
+    report: dict[str, Any] = {
+        "seed": options.seed,
+        "data_sha256": data_hash(checkpoint, options.seed),
+        "steps": trainer.step,
+        "training_s": trainer.spent_s,
+        "export_bytes": size,
+        "instances": per_task,
+    }
+    for name, run in (
+        ("after export", lambda: scores(stored, served)),
+        ("random picks", lambda: scores(stored, Mode(activations=True, random_picks=True), keys)),
+        ("before export", lambda: scores(trained, rounded)),
+        ("unrounded", lambda: scores(trained, Mode())),
+    ):
+        if time.monotonic() - begun > 60 * options.minutes + 30:
+            print(f"no time left for the scores '{name}'", flush=True)
+            continue
+        print(f"{name}, {time.monotonic() - begun:.0f} s:", flush=True)
+        report[name] = run()
+        (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    _plot(out)
+    shutil.rmtree(scratch)
+    print(f"done after {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--smoke", action="store_true", help="every stage in about a minute")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "training" / "tokenizer")
+    parser.add_argument("--step-tokens", type=int, default=65536)
+    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
+    parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--device")
+    parser.add_argument("--compiled", choices=("on", "off"), default="on")
+    parser.add_argument("--resume", type=Path)
+    options = parser.parse_args()
+    if options.smoke:
+        options.minutes = min(options.minutes, 1.0)
+    return options
+
+
+def _check_packages() -> None:
+    missing = []
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        sys.exit(f"missing packages: {', '.join(missing)}; put their wheels on PYTHONPATH")
+
+
+def _device(torch: Any) -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _provide_tokenizer(source: Path, folder: Path) -> None:
+    from training.plain import plain_texts
+    from training.tokenizer import train_tokenizer
+
+    if (source / "tokenizer.json").is_file():
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(source / name, folder / name)
+        return
+    print(f"{source} holds no tokenizer: training one", flush=True)
+    train_tokenizer(plain_texts(0, 2500), folder)
+
+
+def _plot(out: Path) -> None:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        print("no matplotlib: no curves.png")
+        return
+    points = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4))
+    seconds = [point["seconds"] for point in points]
+    axes[0].plot(seconds, [point["loss"] for point in points], label="loss")
+    axes[0].plot(seconds, [point["index_loss"] for point in points], label="indexer")
+    for name in sorted({name for point in points for name in point["slices"]} - {"document"}):
+        some = [point for point in points if name in point["slices"]]
+        axes[1].plot([p["seconds"] for p in some], [p["slices"][name] for p in some], label=name)
+    axes[1].set_yscale("log")
+    for axis in axes:
+        axis.set_xlabel("seconds")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out / "curves.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

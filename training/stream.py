@@ -1,0 +1,128 @@
+"""Batches from worker processes, drawn ahead of the trainer. Knows no torch.
+
+A batch holds rows of one length. Which length comes next follows the run's progress, which workers
+read from shared memory: long documents come in once short ones are understood.
+"""
+
+import hashlib
+import multiprocessing
+import queue
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relight.text.tokenizer import Tokenizer
+from training.rows import Row, RowMaker
+
+LENGTHS = (256, 512, 1024, 4096)
+SHARES = ((0.0, (26, 28, 42, 4)), (0.2, (22, 24, 38, 16)), (0.5, (20, 20, 36, 24)))
+"""From this progress on: percent of the tokens in rows of each length."""
+
+AHEAD = 48
+"""Batches that wait at most: 200 KB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    ids: npt.NDArray[np.uint16]  # [rows, length + 1]
+    tags: npt.NDArray[np.uint8]  # [rows, length]
+
+
+def draw_batch(maker: RowMaker, rng: Random, progress: float, tokens: int) -> Batch:
+    """Deterministic in its arguments."""
+    shares = next(s for start, s in reversed(SHARES) if progress >= start)
+    length = rng.choices(LENGTHS, shares)[0]
+    rows = [_draw_row(maker, rng, length) for _ in range(max(tokens // length, 1))]
+    return Batch(np.stack([row.ids for row in rows]), np.stack([row.tags for row in rows]))
+
+
+def _draw_row(maker: RowMaker, rng: Random, length: int) -> Row:
+    kind = rng.random()
+    if length == 256:
+        return maker.thinking_row(rng, length)
+    if length == 512:
+        return maker.chat_row(rng, length)
+    if length == 1024 and kind < 0.62:
+        return maker.tools_row(rng, length)
+    if kind < 0.94:
+        return maker.key_row(rng, length)
+    return maker.chat_row(rng, length)
+
+
+def _work(folder: Path, seed: str, tokens: int, progress: Any, batches: Any, stopped: Any) -> None:
+    maker = RowMaker(Tokenizer.load(folder))
+    number = 0
+    while not stopped.is_set():
+        batch = draw_batch(maker, Random(f"{seed} {number}"), progress.value, tokens)
+        number += 1
+        while not stopped.is_set():
+            try:
+                batches.put((batch.ids, batch.tags), timeout=0.5)
+                break
+            except queue.Full:
+                continue
+
+
+class Stream:
+    """`num_workers` processes; `next` waits for a batch, `waited_s` sums up how long."""
+
+    def __init__(self, folder: Path, seed: int, tokens: int, num_workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._progress = context.Value("d", 0.0)
+        self._stopped = context.Event()
+        self._batches = context.Queue(AHEAD)
+        self.waited_s = 0.0
+        self._processes = [
+            context.Process(
+                target=_work,
+                args=(
+                    folder,
+                    f"{seed} {worker}",
+                    tokens,
+                    self._progress,
+                    self._batches,
+                    self._stopped,
+                ),
+                daemon=True,
+            )
+            for worker in range(num_workers)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def next(self, progress: float) -> Batch:
+        self._progress.value = progress
+        start = time.monotonic()
+        while True:
+            try:
+                ids, tags = self._batches.get(timeout=5)
+                break
+            except queue.Empty:
+                if not any(process.is_alive() for process in self._processes):
+                    raise RuntimeError("all data workers have died; see their output") from None
+        self.waited_s += time.monotonic() - start
+        return Batch(ids, tags)
+
+    def close(self) -> None:
+        self._stopped.set()
+        for process in self._processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.terminate()
+
+
+def data_hash(folder: Path, seed: int) -> str:
+    """Of a few batches in every phase: the same recipe and tokenizer give the same one."""
+    maker = RowMaker(Tokenizer.load(folder))
+    digest = hashlib.sha256((folder / "tokenizer.json").read_bytes())
+    for start, _ in SHARES:
+        for number in range(4):
+            batch = draw_batch(maker, Random(f"{seed} 0 {number}"), start, 4096)
+            digest.update(batch.ids.tobytes())
+            digest.update(batch.tags.tobytes())
+    return digest.hexdigest()

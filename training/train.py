@@ -1,0 +1,270 @@
+"""Trains ember against the clock: batches, loss, steps, checkpoints, a log. Knows no score.
+
+The phases follow the share of the time that has passed, so a slower machine makes fewer steps and
+the same schedule: dense attention first, then the indexer's picks, then the roundings of the
+checkpoint and of the cache while the rate falls to zero.
+"""
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relight.base.config import ModelConfig
+from training.model import Parameters, initial
+from training.network import Extras, Mode, Network
+from training.optimiser import Optimiser
+from training.rows import DOCUMENT, PROMPT, TAG
+from training.stream import Batch, Stream
+
+SPARSE_FROM = 0.35
+ROUNDED_FROM = 0.5
+DECAY_FROM = 0.5
+WARM_STEPS = 100
+BIAS_RATE = 2e-3
+"""How far a step moves the router's bias towards balance (auxiliary-loss-free routing)."""
+
+WEIGHTS = {PROMPT: 0.06, DOCUMENT: 0.002}
+"""Of the client's tokens in the loss; answers count 1, padding 0."""
+
+CHECKPOINT_S = 60.0
+LOG_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    seed: int
+    step_tokens: int
+    num_workers: int
+    compiled: bool
+
+
+@dataclass(slots=True)
+class Point:
+    """One line of the log. Losses are means over the time since the last line."""
+
+    seconds: float
+    step: int
+    tokens_per_s: float
+    waited_s: float
+    loss: float
+    index_loss: float
+    imbalance: float
+    rate: float
+    slices: dict[str, float]
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: ModelConfig,
+        recipe: Recipe,
+        stream: Stream,
+        device: torch.device,
+        out: Path,
+        scratch: Path,
+    ) -> None:
+        """The log goes to `out`, checkpoints to `scratch`."""
+        self.config, self.recipe, self.stream = config, recipe, stream
+        self.out, self.scratch = out, scratch
+        self.device = device
+        self.parameters = initial(config, recipe.seed, device)
+        self.optimiser = Optimiser(self.parameters)
+        self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self.network = Network(config, self.dtype)
+        self.points: list[Point] = []
+        self.step = 0
+        self.spent_s = 0.0
+        self.scale = 1.0
+        weights = torch.zeros(256)
+        for tag in TAG.values():
+            weights[tag] = 1.0
+        for tag, weight in WEIGHTS.items():
+            weights[tag] = weight
+        self.tag_weights = weights.to(device)
+        self._sums = torch.zeros(4 + 512, device=device)
+        if recipe.compiled:
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compiles the small functions in both kinds of pass, before the clock starts. A machine
+        without a working compiler trains without, more slowly."""
+        start = time.monotonic()
+        plain = self.network
+        torch._dynamo.config.recompile_limit = 64
+        self.network = Network(self.config, self.dtype, partial(torch.compile, dynamic=False))
+        rows = self.recipe.step_tokens // 256
+        ids = torch.zeros((rows, 257), dtype=torch.int64, device=self.device)
+        tags = torch.full((rows * 256,), PROMPT, device=self.device)
+        try:
+            for mode in (Mode(sparse=False), Mode(weights=True, activations=True)):
+                self._loss(ids, tags, mode)[0].backward()
+        except Exception as error:
+            print(f"cannot compile ({type(error).__name__}: {error}); going on without", flush=True)
+            self.network = plain
+        for tensor in self.parameters.values():
+            tensor.grad = None
+        self._sums.zero_()
+        print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
+
+    def run(self, minutes: float) -> None:
+        """Until the time is up, counting what was spent before a resumption."""
+        budget_s = 60 * minutes
+        start = time.monotonic() - self.spent_s
+        last_log = last_save = time.monotonic()
+        tokens = waited_s = 0.0
+        while (progress := (time.monotonic() - start) / budget_s) < 1:
+            batch = self.stream.next(progress)
+            self._one_step(batch, progress)
+            tokens += batch.tags.size
+            now = time.monotonic()
+            self.spent_s = now - start
+            if now - last_log > LOG_S or self.step in (1, 10):
+                point = self._point(
+                    progress, tokens / (now - last_log), self.stream.waited_s - waited_s
+                )
+                waited_s = self.stream.waited_s
+                self._log(point)
+                last_log, tokens = time.monotonic(), 0.0
+                if not math.isfinite(point.loss):
+                    self._step_back()
+            if now - last_save > CHECKPOINT_S:
+                self.save()
+                last_save = now
+        self.save()
+
+    def _step_back(self) -> None:
+        """To the last checkpoint, at half the rate: the run has one chance only."""
+        self.scale *= 0.5
+        spent_s = self.spent_s
+        print(f"the loss is not finite: back to the last checkpoint, rate × {self.scale}")
+        if self._file().exists():
+            self.resume(self._file())
+        else:
+            fresh = initial(self.config, self.recipe.seed + 1, self.device)
+            with torch.no_grad():
+                for name, tensor in self.parameters.items():
+                    tensor.copy_(fresh[name])
+            self.optimiser = Optimiser(self.parameters)
+        self.spent_s = spent_s
+
+    def _one_step(self, batch: Batch, progress: float) -> None:
+        rounded = progress >= ROUNDED_FROM
+        mode = Mode(rounded, rounded, sparse=progress >= SPARSE_FROM)
+        ids, tags = self._upload(batch.ids), self._upload(batch.tags)
+        loss, extras = self._loss(ids, tags.reshape(-1), mode)
+        loss.backward()
+        self.step += 1
+        self.optimiser.step(self._factor(progress))
+        self._balance(extras)
+
+    def _upload(self, array: npt.NDArray[Any]) -> Tensor:
+        """From pinned memory, so that the copy does not wait for the device's queue."""
+        host = torch.from_numpy(array.astype("int32"))
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        return host.to(self.device, non_blocking=True).long()
+
+    def _loss(self, ids: Tensor, tags: Tensor, mode: Mode) -> tuple[Tensor, Extras]:
+        network = self.network
+        extras = Extras(tags > 0)
+        weights = network.prepare(self.parameters, mode)
+        hidden = network.forward(weights, ids[:, :-1], mode, extras)
+        logits = network.logits(weights, hidden)
+        losses = F.cross_entropy(logits.float(), ids[:, 1:].reshape(-1), reduction="none")
+        share = self.tag_weights[tags]
+        loss = (losses * share).sum() / share.sum().clamp(min=1.0)
+        index_loss = torch.stack(extras.index_losses).mean() if extras.index_losses else loss * 0
+        with torch.no_grad():
+            self._sums[0] += loss
+            self._sums[1] += index_loss
+            self._sums[2] += 1
+            self._sums[3] += _imbalance(extras)
+            self._sums[4:260].index_add_(0, tags, losses)
+            self._sums[260:].index_add_(0, tags, torch.ones_like(losses))
+        return loss + index_loss, extras
+
+    def _factor(self, progress: float) -> float:
+        warm = min(self.step / WARM_STEPS, 1.0)
+        return self.scale * warm * min(1.0, max((1.0 - progress) / (1.0 - DECAY_FROM), 0.02))
+
+    def _balance(self, extras: Extras) -> None:
+        """Raises the bias of experts with less than their share of tokens, lowers the others'."""
+        bias = self.parameters["ffn.gate.bias"]
+        routed = [layer for layer in self.config.layers if layer.routing == "bias"]
+        loads = torch.stack([extras.loads[layer.index] for layer in routed]).float()
+        bias += BIAS_RATE * torch.sign(loads.mean(-1, keepdim=True) - loads)
+
+    def _point(self, progress: float, tokens_per_s: float, waited_s: float) -> Point:
+        sums = self._sums.tolist()
+        self._sums.zero_()
+        count = max(sums[2], 1)
+        slices = {
+            name: sums[4 + tag] / sums[260 + tag]
+            for name, tag in {**TAG, "prompt": PROMPT, "document": DOCUMENT}.items()
+            if sums[260 + tag]
+        }
+        return Point(
+            seconds=round(self.spent_s, 1),
+            step=self.step,
+            tokens_per_s=round(tokens_per_s),
+            waited_s=round(waited_s, 2),
+            loss=sums[0] / count,
+            index_loss=sums[1] / count,
+            imbalance=sums[3] / count,
+            rate=self._factor(progress),
+            slices=slices,
+        )
+
+    def _log(self, point: Point) -> None:
+        self.points.append(point)
+        parts = " ".join(f"{name}={value:.3f}" for name, value in point.slices.items())
+        print(
+            f"{point.seconds:6.1f}s step {point.step:5d} {point.tokens_per_s / 1e6:.3f}M tok/s "
+            f"waited {point.waited_s:.1f}s loss {point.loss:.3f} index {point.index_loss:.3f} "
+            f"uneven {point.imbalance:.2f} rate {point.rate:.2f} | {parts}",
+            flush=True,
+        )
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(point)) + "\n")
+
+    def save(self) -> None:
+        """Enough to go on from: `resume` of the file."""
+        path = self._file()
+        state = {
+            "parameters": self.parameters,
+            "optimiser": self.optimiser.state(),
+            "step": self.step,
+            "spent_s": self.spent_s,
+        }
+        torch.save(state, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").rename(path)
+
+    def _file(self) -> Path:
+        return self.scratch / "resume.pt"
+
+    def resume(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        with torch.no_grad():
+            for name, tensor in self.parameters.items():
+                tensor.copy_(state["parameters"][name])
+        self.optimiser.load(state["optimiser"])
+        self.step, self.spent_s = state["step"], state["spent_s"]
+
+
+def _imbalance(extras: Extras) -> Tensor:
+    """Most tokens of an expert over the mean, averaged over layers."""
+    loads = torch.stack(extras.loads).float()
+    return (loads.amax(-1) / loads.mean(-1).clamp(min=1)).mean()
+
+
+def trained_parameters(trainer: Trainer) -> Parameters:
+    return {name: tensor.detach() for name, tensor in trainer.parameters.items()}
