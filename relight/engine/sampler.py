@@ -1,4 +1,4 @@
-"""Draws tokens for a plan: its parameters as columns beside the logits. Knows no model and no pool."""
+"""Draws the tokens of a plan: its parameters as columns beside the logits. Knows no model."""
 
 from collections.abc import Sequence
 
