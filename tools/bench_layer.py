@@ -98,7 +98,7 @@ class Ours:
 class Peer:
     """transformers' DeepseekV4 with one CSA layer and a small vocabulary, random weights."""
 
-    def __init__(self, device: torch.device, context: int) -> None:
+    def __init__(self, device: torch.device, context: int, num_experts: int) -> None:
         from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
         make: Any = DeepseekV4ForCausalLM
@@ -107,6 +107,7 @@ class Peer:
             "num_hidden_layers": 1,
             "num_hash_layers": 0,
             "compress_ratios": [4],
+            "n_routed_experts": num_experts,
         }
         with torch.device("meta"):
             self.model = make(DeepseekV4Config(**fields))
@@ -160,6 +161,12 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument(
+        "--peer-experts",
+        type=int,
+        default=256,
+        help="experts of the peer's layer; fewer take less memory and cost a decode step the same",
+    )
     args = parser.parse_args()
     device = torch.device(args.device)
     if not (args.folder / "config.json").exists():
@@ -169,7 +176,7 @@ def main() -> None:
     loaded_s = time.perf_counter() - begun
     steps: dict[str, list[float]] = {"ours": []}
     reads: dict[str, list[float]] = {"ours": []}
-    peer = None if args.no_peer else Peer(device, args.context)
+    peer = None if args.no_peer else Peer(device, args.context, args.peer_experts)
     for repeat in range(args.repeats + 2):
         got = {"ours": timed(ours.step, device)}
         if peer:
@@ -193,6 +200,7 @@ def main() -> None:
                 "threads": torch.get_num_threads(),
                 "numerics": ours.runner.model.numerics.name,
                 "context": args.context,
+                "peer_experts": None if args.no_peer else args.peer_experts,
                 "load_and_read_context_s": round(loaded_s, 1),
                 "decode_step": {name: spread(values) for name, values in steps.items()},
                 f"read_{args.chunk}_tokens": {n: spread(values) for n, values in reads.items()},

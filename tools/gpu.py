@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--tests", default="", help="pytest paths; all without")
-    parser.add_argument("--parts", default="tests,answers,layer")
+    parser.add_argument("--parts", default="layer,answers,tests")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def main() -> None:
                 result[part] = found = layer(args.out, args.device, Path(scratch) / "layer", left)
             good &= found.get("exit_code", 0) == 0
             (args.out / "foundation.json").write_text(json.dumps(result, indent=1) + "\n")
-    for part in ("tests", "answers", "layer"):
+    for part in args.parts.split(","):
         shown = result.get(part)
         if isinstance(shown, dict):
             print(part, json.dumps({k: v for k, v in shown.items() if k != "outcomes"}, indent=1))

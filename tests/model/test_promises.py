@@ -143,12 +143,13 @@ def test_the_two_roles_are_two_families(driver: Driver, alone: Tensor, stepped: 
     assert not same_bits(stepped, alone[120:168])
 
 
-def test_a_rewind_of_up_to_sixteen_rows_is_setting_a_length(driver: Driver) -> None:
+@pytest.mark.parametrize("first", [0, 64, 128, 192])
+def test_a_rewind_of_up_to_sixteen_rows_is_setting_a_length(driver: Driver, first: int) -> None:
     """From every position mod 256: the readable bytes are those of never having written."""
     driver.set_length(1, 0)
-    driver.given(1, PROMPT[:40])
-    text = tokens(11, 256 + 8)
-    for i, token in enumerate(text):
+    if first:
+        driver.given(1, PROMPT[:first])
+    for i, token in enumerate(tokens(11, 64)):
         before, length = driver.readable(1), driver.length(1)
         rejected = 1 + i % REWIND_ROWS
         driver.made(1, tokens(i, rejected), width=rejected)
