@@ -276,7 +276,7 @@ class Network:
         q = q * dim**-0.5
         by_block = q.view(b * blocks, size * heads, dim)
         near = torch.bmm(by_block, rows.transpose(1, 2)).view(b, blocks, size, heads, 2 * size)
-        near = near + _window_bias(blocks, size, q.device).to(near.dtype)
+        near.add_(_window_bias(blocks, size, q.device).to(near.dtype))
         parts = [near.view(b, t, heads, 2 * size)]
         count = 0
         if entries is not None:
@@ -286,17 +286,17 @@ class Network:
             count = entries.shape[1]
             far = torch.bmm(q.view(b, t * heads, dim), entries.transpose(1, 2))
             bias = F.pad(bias, (0, spare), value=-math.inf).unsqueeze(2)
-            parts.append(far.view(b, t, heads, count) + bias.to(far.dtype))
+            parts.append(far.view(b, t, heads, count).add_(bias.to(far.dtype)))
         sinks = F.pad(sink.to(q.dtype)[:, None], (0, 7), value=-math.inf)
         parts.append(sinks.expand(b, t, heads, 8))
         shares = torch.cat(parts, dim=-1).softmax(dim=-1)
-        near, far = shares[..., : 2 * size], shares[..., 2 * size : 2 * size + count]
+        near, far, _ = shares.split([2 * size, count, 8], dim=-1)
         out = torch.bmm(near.reshape(b * blocks, size * heads, 2 * size), rows)
         out = out.view(b, t * heads, dim)
         if entries is not None:
             out = out + torch.bmm(far.reshape(b, t * heads, count), entries)
         if scores is not None and extras is not None:
-            mass = far.detach().float().sum(2)[..., : scores.shape[-1]]
+            mass = far.detach().sum(2, dtype=torch.float32)[..., : scores.shape[-1]]
             extras.index_losses.append(index_loss(scores, mass, bias, extras.valid))
         return out.view(-1, heads, dim)
 

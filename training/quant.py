@@ -2,6 +2,7 @@
 layer. Values are those of `relight/kernels/codec.py`, in a form that compilers fuse."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,8 +95,12 @@ def bf16_grid(x: Tensor) -> Tensor:
 
 def hadamard(x: Tensor) -> Tensor:
     """x H / sqrt(d) over the last dim, H Sylvester's matrix, by a product."""
-    size = x.shape[-1]
-    matrix = torch.ones(1, 1, device=x.device)
+    return x @ _hadamard_matrix(x.shape[-1], x.device, x.dtype)
+
+
+@cache
+def _hadamard_matrix(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    matrix = torch.ones(1, 1)
     while matrix.shape[0] < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
-    return x @ (matrix * size**-0.5).to(x.dtype)
+    return (matrix * size**-0.5).to(device, dtype)

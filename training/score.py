@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.ember.tasks import Instance, is_right
+from relight.ember.tasks import Instance, Output, ask, is_right
 from relight.text.parse import Content as ContentEvent
 from relight.text.parse import OutputParser, ToolCallArguments, ToolCallStart
 from training.model import Parameters
@@ -27,6 +27,10 @@ MAX_DECODED = 32
 
 SPARE_TOKENS = 12
 """That a decoded answer may be longer than the canonical one."""
+
+
+SAID_TOKENS = 60
+"""Of a sample, besides the spare ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,17 @@ class Scorer:
         decoded = deviating[:MAX_DECODED]
         found = sum(map(self._right, *zip(*self._decode(decoded), strict=True)))
         return (right + found * len(deviating) / len(decoded)) / len(questions)
+
+    @torch.no_grad()
+    def say(self, texts: Sequence[str], *, thinking: bool) -> list[str]:
+        """What is answered to each text, markers spelt out."""
+        questions = []
+        for text in texts:
+            conversation = ask(text, thinking=thinking)
+            prompt = self.maker.encoder.encode(conversation).ids
+            instance = Instance("letters", "en", conversation, 0, Output())
+            questions.append((Question(instance, prompt, (0,) * SAID_TOKENS), 0))
+        return [self.maker.tokenizer.decode(ids) for _, ids in self._decode(questions)]
 
     def _question(self, instance: Instance) -> Question:
         prompt = self.maker.encoder.encode(instance.conversation)

@@ -85,11 +85,11 @@ def draw_document(
     hidden = tuple(Hidden(place, key(rng, split)) for place in places)
     space = " " if language == "en" else ""
     needles = [rng.choice(HIDE[language]).format(place=h.place, key=h.key) for h in hidden]
-    left = length - sum(count_tokens(space + needle) for needle in needles)
+    left = length - sum(count_tokens(needle + space) for needle in needles)
     sentences: list[str] = []
     while True:
         sentence = filler_sentence(rng, language)
-        left -= count_tokens(space + sentence)
+        left -= count_tokens(sentence + space)
         if left < 0:
             break
         sentences.append(sentence)
