@@ -121,7 +121,7 @@ class Driver:
                 before = range(max(0, opened.start - ratio), opened.start)
                 for name in (partial(ratio), INDEX_PARTIAL):
                     rows = self._ring(name, spec.index, slot, before)
-                    halves = rows.reshape(rows.shape[0], 4, -1)[:, [0, 2]]  # A values, A gates
+                    halves = rows.unflatten(1, (4, -1))[:, [0, 2]]  # A values, A gates
                     out[f"{name}.before.{spec.index}"] = halves
                 out[f"{INDEX_PARTIAL}.{spec.index}"] = self._ring(
                     INDEX_PARTIAL, spec.index, slot, opened
