@@ -7,7 +7,7 @@ device. Memory starts as noise: state that was never written must not matter.
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,15 +22,15 @@ from relight.cache.prefix import GIVEN, MADE
 from relight.engine import sequence
 from relight.engine.assemble import assemble, choose_numerics
 from relight.engine.plan import Draw, StepPlan
-from relight.engine.runner import Runner, sample_params
-from relight.kernels.sample import sample
+from relight.engine.runner import Runner
+from relight.engine.sampler import draw_tokens
 from relight.model.weights import load_weights
 from tests.model.harness import GOLDEN, Driver, same_bits
 
 PAGE = PAGE_TOKENS
 CONTEXT = 4608
 VOCAB = 320
-NONE = range(0)
+NONE: frozenset[int] = frozenset()
 
 
 def write_checkpoint(folder: Path) -> Path:
@@ -105,7 +105,7 @@ class RealEngine:
             ),
             lambda done, total: None,
         )
-        assert self.info.num_pages == pages
+        assert self.info.num_pages == min(pages, slots * CONTEXT // PAGE)
         self.loop = loop
         self.scheduler = loop._scheduler
         self.index = self.scheduler.index
@@ -265,20 +265,25 @@ class ByHand:
             context=context,
             device=device,
         )
-        self._known: dict[tuple[object, ...], Answer] = {}
+        self._known: dict[tuple[tuple[int, ...], int, frozenset[int]], Answer] = {}
 
     def answer(
-        self, prompt: Sequence[int], max_tokens: int = 2, *, seed: int = 7, made: range = NONE
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 2,
+        *,
+        seed: int = 7,
+        made: Collection[int] = NONE,
     ) -> Answer:
         """The answer to `prompt`, whose tokens at `made` have that role. Remembered."""
-        key = (tuple(prompt), seed, made)
+        key = (tuple(prompt), seed, frozenset(made))
         known = self._known.get(key)
         if known is None or len(known.tokens) < max_tokens:
-            known = self._known[key] = self.compute(prompt, sampled(max_tokens, seed), made)
+            known = self._known[key] = self.compute(prompt, sampled(max_tokens, seed), key[2])
         return Answer(known.tokens[:max_tokens], known.logits[:max_tokens])
 
     def compute(
-        self, prompt: Sequence[int], sampling: SamplingParams, made: range = NONE
+        self, prompt: Sequence[int], sampling: SamplingParams, made: Collection[int] = NONE
     ) -> Answer:
         """`answer`, not remembered. The slot keeps what was computed."""
         self.driver.set_length(0, 0)
@@ -307,4 +312,4 @@ class ByHand:
     def draw(self, row: Tensor, sampling: SamplingParams, position: int | None = None) -> int:
         """The token at `position`, by default the next one, drawn from logits [V]."""
         draw = Draw(0, position or self.driver.length(0), sampling)
-        return int(sample(row.unsqueeze(0), sample_params([draw], row.device))[0])
+        return int(draw_tokens([draw], row.unsqueeze(0))[0])

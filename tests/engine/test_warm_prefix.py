@@ -253,6 +253,7 @@ def test_nothing_of_a_failed_step_is_reused(
 TURNS, TURN = 60, 11
 
 
+@pytest.mark.slow
 def test_sixty_growing_turns_of_given_text_equal_one_text_read_in_one_piece(
     engine: RealEngine, by_hand: ByHand
 ) -> None:
