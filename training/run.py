@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-NEEDED = ("deepseek_recipe", "msgspec", "numpy", "safetensors", "tokenizers", "torch")
+NEEDED = ("deepseek_recipe", "msgspec", "numpy", "tokenizers", "torch")
 SCORING_S = 60.0
 """Kept for export and the rounds of scores."""
 
@@ -104,9 +104,11 @@ def main() -> None:
     _, stored = read_back(checkpoint, device)
     del trainer.optimiser
 
+    decode_s = 6.0 if options.smoke else DECODE_S
+
     def scores(parameters: Any, mode: Any, some: Any = sets) -> dict[str, float]:
         scorer = score.Scorer(
-            maker, network, parameters, mode, options.step_tokens * 2, time.monotonic() + DECODE_S
+            maker, network, parameters, mode, options.step_tokens * 2, time.monotonic() + decode_s
         )
         return score.table(scorer, some, lambda line: print(line, flush=True))
 

@@ -25,7 +25,7 @@ from training.optimiser import Optimiser
 from training.rows import DOCUMENT, PROMPT, TAG
 from training.stream import Batch, Stream
 
-SPARSE_FROM = 0.35
+SPARSE_FROM = 0.45
 ROUNDED_FROM = 0.5
 DECAY_FROM = 0.5
 WARM_STEPS = 100

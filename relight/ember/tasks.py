@@ -33,6 +33,9 @@ ROOM = 72
 KEYS_PER_DOCUMENT = 8
 """Places with a key of their own; each is asked for. The others distract."""
 
+REQUESTS_PER_TOOLBOX = 4
+"""As with documents: what is asked of the same tools shares the long prefix of its prompt."""
+
 
 class Output(msgspec.Struct, frozen=True):
     """What an assistant turn says. As the canonical one of an instance, what training showed."""
@@ -60,7 +63,8 @@ def instances(
     split: Split = "held-out",
 ) -> Iterator[Instance]:
     """Without end, the same for the same arguments. `count_tokens` steers the length of
-    documents; their questions follow one another, so that a prefix cache can help."""
+    documents. Questions about one document, or to the same tools, follow one another, so that a
+    prefix cache can help."""
     rng = Random(f"{task} {language} {seed}")
     while True:
         yield from _draw(task, rng, language, split, count_tokens)
@@ -89,10 +93,11 @@ def _draw(
         yield _arithmetic(rng, language, split, thinking=rng.random() < 0.5)
     elif task == "letters":
         yield _letters(rng, language, split, thinking=rng.random() < 0.5)
-    elif task == "tool call":
-        yield _tool_call(rng, language, split, thinking=rng.random() < 0.5)
-    elif task == "tool result":
-        yield _tool_result(rng, language, split)
+    elif task in ("tool call", "tool result"):
+        box = tools.draw_toolbox(rng, language, split)
+        make = _tool_call if task == "tool call" else _tool_result
+        for _ in range(REQUESTS_PER_TOOLBOX):
+            yield make(rng, language, box)
     else:
         yield from _keys(task, rng, language, split, count_tokens)
 
@@ -134,8 +139,8 @@ def letters_output(language: Language, task: letters.Count, *, thinking: bool) -
     return Output(letters.worked_answer(language, task))
 
 
-def _tool_call(rng: Random, language: Language, split: Split, *, thinking: bool) -> Instance:
-    box = tools.draw_toolbox(rng, language, split)
+def _tool_call(rng: Random, language: Language, box: tools.Toolbox) -> Instance:
+    thinking = rng.random() < 0.5
     request = tools.draw_request(rng, language, box)
     call = request.call("call_0")
     return Instance(
@@ -147,8 +152,7 @@ def _tool_call(rng: Random, language: Language, split: Split, *, thinking: bool)
     )
 
 
-def _tool_result(rng: Random, language: Language, split: Split) -> Instance:
-    box = tools.draw_toolbox(rng, language, split)
+def _tool_result(rng: Random, language: Language, box: tools.Toolbox) -> Instance:
     request = tools.draw_request(rng, language, box)
     call = request.call("call_0")
     messages = (
