@@ -16,12 +16,12 @@ MOMENTUM = 0.95
 DECAY = 0.01
 
 ADAM_RATES = (
-    ("embed.weight", 6e-3),
-    ("head.weight", 3e-3),
+    ("embed.weight", 2e-2),
+    ("head.weight", 5e-3),
     ("norm.weight", 4e-3),
-    ("_fn", 1e-3),
+    ("_fn", 5e-4),
     ("_base", 1e-2),
-    ("_scale", 4e-3),
+    ("_scale", 2e-3),
     (".gate.weight", 2e-3),
     ("weights_proj.weight", 2e-3),
     ("ape", 1e-2),

@@ -54,18 +54,13 @@ def _draw_row(maker: RowMaker, rng: Random, length: int) -> Row:
     return maker.chat_row(rng, length)
 
 
-def _work(folder: Path, seed: str, tokens: int, progress: Any, batches: Any, stopped: Any) -> None:
+def _work(folder: Path, seed: str, tokens: int, progress: Any, batches: Any) -> None:
     maker = RowMaker(Tokenizer.load(folder))
     number = 0
-    while not stopped.is_set():
+    while True:
         batch = draw_batch(maker, Random(f"{seed} {number}"), progress.value, tokens)
+        batches.put((batch.ids, batch.tags))
         number += 1
-        while not stopped.is_set():
-            try:
-                batches.put((batch.ids, batch.tags), timeout=0.5)
-                break
-            except queue.Full:
-                continue
 
 
 class Stream:
@@ -74,7 +69,6 @@ class Stream:
     def __init__(self, folder: Path, seed: int, tokens: int, num_workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._progress = context.Value("d", 0.0)
-        self._stopped = context.Event()
         self._batches = context.Queue(AHEAD)
         self.waited_s = 0.0
         self._processes = [
@@ -86,7 +80,6 @@ class Stream:
                     tokens,
                     self._progress,
                     self._batches,
-                    self._stopped,
                 ),
                 daemon=True,
             )
@@ -109,11 +102,11 @@ class Stream:
         return Batch(ids, tags)
 
     def close(self) -> None:
-        self._stopped.set()
+        """Ends the workers at once: they hold nothing but batches that nobody will read."""
         for process in self._processes:
-            process.join(timeout=2)
-            if process.is_alive():
-                process.terminate()
+            process.terminate()
+        for process in self._processes:
+            process.join()
 
 
 def data_hash(folder: Path, seed: int) -> str:

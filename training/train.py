@@ -30,7 +30,8 @@ ROUNDED_FROM = 0.5
 DECAY_FROM = 0.5
 WARM_STEPS = 100
 BIAS_RATE = 2e-3
-"""How far a step moves the router's bias towards balance (auxiliary-loss-free routing)."""
+"""How far a step at the full rate moves the router's bias towards balance (auxiliary-loss-free
+routing)."""
 
 WEIGHTS = {PROMPT: 0.06, DOCUMENT: 0.002}
 """Of the client's tokens in the loss; answers count 1, padding 0."""
@@ -164,7 +165,7 @@ class Trainer:
         loss.backward()
         self.step += 1
         self.optimiser.step(self._factor(progress))
-        self._balance(extras)
+        self._balance(extras, self._factor(progress))
 
     def _upload(self, array: npt.NDArray[Any]) -> Tensor:
         """From pinned memory, so that the copy does not wait for the device's queue."""
@@ -196,12 +197,12 @@ class Trainer:
         warm = min(self.step / WARM_STEPS, 1.0)
         return self.scale * warm * min(1.0, max((1.0 - progress) / (1.0 - DECAY_FROM), 0.02))
 
-    def _balance(self, extras: Extras) -> None:
+    def _balance(self, extras: Extras, factor: float) -> None:
         """Raises the bias of experts with less than their share of tokens, lowers the others'."""
         bias = self.parameters["ffn.gate.bias"]
         routed = [layer for layer in self.config.layers if layer.routing == "bias"]
         loads = torch.stack([extras.loads[layer.index] for layer in routed]).float()
-        bias += BIAS_RATE * torch.sign(loads.mean(-1, keepdim=True) - loads)
+        bias += BIAS_RATE * factor * torch.sign(loads.mean(-1, keepdim=True) - loads)
 
     def _point(self, progress: float, tokens_per_s: float, waited_s: float) -> Point:
         sums = self._sums.tolist()

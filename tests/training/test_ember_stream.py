@@ -1,0 +1,21 @@
+"""Workers draw ahead and end when told."""
+
+from pathlib import Path
+
+from training.stream import Stream, data_hash
+
+TOKENIZER = Path(__file__).parents[2] / "training" / "tokenizer"
+
+
+def test_a_stream_gives_whole_batches_and_ends_with_a_full_queue() -> None:
+    stream = Stream(TOKENIZER, 0, 1024, 1)
+    try:
+        for _ in range(3):
+            batch = stream.next(0.0)
+            assert batch.ids.shape[1] == batch.tags.shape[1] + 1
+    finally:
+        stream.close()
+
+
+def test_the_hash_of_the_data_tells_seeds_apart() -> None:
+    assert data_hash(TOKENIZER, 0) != data_hash(TOKENIZER, 1)
