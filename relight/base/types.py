@@ -22,6 +22,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     choice: int = 0
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+    @property
+    def penalised(self) -> bool:
+        return (
+            self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or self.repetition_penalty != 1
+        )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,14 +49,25 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities by the model's own logits, before penalties, bias, temperature and cuts: of
+    the drawn token, and of the best tokens as (id, value), the best first. All are finite: what the
+    model excludes has -9999."""
+
+    own: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made for one request. `finish` is set on the last delta of a request, and no
     delta follows it. A stop token is part of `tokens`. `num_cached` counts the prompt tokens that
     were reused; it is the same in every delta. `queue_s` is from the arrival of the request at the
-    engine to its slot, `prefill_s` from its slot to its first token."""
+    engine to its slot, `prefill_s` from its slot to its first token. `logprobs` has one entry for
+    each token if the request asked for them."""
 
     id: str
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None
     num_cached: int = 0

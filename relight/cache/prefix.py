@@ -215,14 +215,26 @@ class PrefixIndex:
         page = self.pool.oldest_cached()
         if page is None:
             return False
-        entry = self._by_page.pop(page)
+        entry = self._by_page[page]
         assert entry.num_children == 0, "a page was older than one that depends on it"
+        self._remove(entry)
+        return True
+
+    def discard(self, path: Sequence[Entry]) -> None:
+        """Frees the pages of a chain, the last first, up to one that is held or that another page
+        depends on: what they hold is not to be trusted."""
+        for entry in reversed(path):
+            if entry.num_children or self.pool.is_held(entry.page):
+                return
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
         assert entry.parent is not None
         entry.parent.num_children -= 1
+        del self._by_page[entry.page]
         del self._entries[entry.key]
         self.records.forget(entry)
-        self.pool.forget(page)
-        return True
+        self.pool.forget(entry.page)
 
     def check(self) -> None:
         """Raises AssertionError unless index, pages and records agree."""

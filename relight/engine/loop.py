@@ -11,7 +11,7 @@ from typing import Protocol
 
 from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
-from relight.engine.plan import StepPlan
+from relight.engine.plan import Drawn, StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
 from relight.engine.wire import Abort, Add, Fault, Refused, Tokens
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    def execute(self, plan: StepPlan) -> list[int]:
-        """Runs a step and returns one token for each of its draws. An exception fails the requests
+    def execute(self, plan: StepPlan) -> Iterable[Drawn]:
+        """Runs a step and returns what came of each of its draws. An exception fails the requests
         in the step; `Unavailable` says that there can be no further step."""
         ...
 

@@ -6,7 +6,7 @@ A plan holds choices and upper bounds only. Token values and positions live on t
 
 from dataclasses import dataclass
 
-from relight.base.types import SamplingParams
+from relight.base.types import Logprobs, SamplingParams
 
 LAST_SAMPLED = -1
 """A token of a made row whose value is the one that the slot's sampler drew last."""
@@ -53,18 +53,42 @@ class SetLength:
 
 
 @dataclass(frozen=True, slots=True)
+class SetCounts:
+    """The slot's sequence has made `tokens` so far: what its penalties count when it gets the slot.
+    From then on the sampler counts what it draws, known to the scheduler or not."""
+
+    slot: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
-    """How the next token of a slot is drawn; `position` is that of the token being drawn."""
+    """How the next token of a slot is drawn; `position` is that of the token being drawn, `made`
+    how many tokens its sequence has made before."""
 
     slot: int
     position: int
     sampling: SamplingParams
+    made: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A drawn token of a sequence that asked for log probabilities."""
+
+    token: int
+    logprobs: Logprobs
+
+
+Drawn = int | Scored
+"""What came of a draw. A token below 0: there was none to draw, since the row's logits are not
+finite or nothing is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does, in this order: set lengths, write page tables, restore records, run the
-    made and the given segment, draw, take records.
+    """What one step does, in this order: set lengths and counts, write page tables, restore
+    records, run the made and the given segment, draw, take records.
 
     `draws` has one entry for every `Rows` with `sample`, made before given, in their order.
     """
@@ -75,5 +99,6 @@ class StepPlan:
     draws: tuple[Draw, ...] = ()
     lengths: tuple[SetLength, ...] = ()
     pages: tuple[PageWrite, ...] = ()
+    counts: tuple[SetCounts, ...] = ()
     restores: tuple[RecordMove, ...] = ()
     takes: tuple[RecordMove, ...] = ()

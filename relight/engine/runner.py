@@ -10,8 +10,8 @@ from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder
-from relight.engine.plan import Draw, Rows, StepPlan
-from relight.engine.sampler import draw_tokens
+from relight.engine.plan import Draw, Drawn, Rows, StepPlan
+from relight.engine.sampler import Sampler, read
 from relight.model.state import layer_states
 from relight.model.transformer import Transformer
 
@@ -29,25 +29,27 @@ class Runner:
         self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         pages = -(-max_context // PAGE_TOKENS)
         self.page_table = torch.zeros((slots, pages), dtype=torch.int64, device=device)
+        self.sampler = Sampler(slots, model.config.vocab_size, device)
         self.batch = BatchBuilder(model.config, self.lengths, self.last_tokens, self.page_table)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[int]:
-        """Runs one step; returns the drawn tokens in the order of `plan.draws`."""
+    def execute(self, plan: StepPlan) -> list[Drawn]:
+        """Runs one step; returns what was drawn in the order of `plan.draws`."""
         self._prepare(plan)
         segments: tuple[tuple[Family, tuple[Rows, ...]], ...] = (
             ("step", plan.made),
             ("prefill", plan.given),
         )
         logits = [self._forward(family, rows) for family, rows in segments if rows]
-        tokens = self._draw(plan.draws, torch.cat(logits)) if plan.draws else []
+        drawn = self._draw(plan.draws, torch.cat(logits)) if plan.draws else []
         for move in plan.takes:
             self.pool.take_record(move.slot, move.record, move.boundary)
-        return tokens
+        return drawn
 
     def _prepare(self, plan: StepPlan) -> None:
         for change in plan.lengths:
             self.lengths[change.slot] = change.length
+        self.sampler.set_counts(plan.counts)
         for write in plan.pages:
             last = write.first + len(write.pages)
             self.page_table[write.slot, write.first : last] = torch.tensor(write.pages)
@@ -61,9 +63,9 @@ class Runner:
         self.lengths[segment.slots] += counts
         return logits
 
-    def _draw(self, draws: Sequence[Draw], logits: Tensor) -> list[int]:
-        tokens = draw_tokens(draws, logits)
+    def _draw(self, draws: Sequence[Draw], logits: Tensor) -> list[Drawn]:
+        sampled = self.sampler.draw(draws, logits)
         slots = torch.tensor([draw.slot for draw in draws], device=logits.device)
-        self.last_tokens[slots] = tokens
-        drawn: list[int] = tokens.tolist()
-        return drawn
+        # What was not drawn must not be looked up as a token: the sequence ends, its mates go on.
+        self.last_tokens[slots] = sampled.tokens.clamp(min=0)
+        return read(sampled)

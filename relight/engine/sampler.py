@@ -1,37 +1,198 @@
-"""Draws the tokens of a plan: its parameters as columns beside the logits. Knows no model."""
+"""Draws the tokens of plans and counts them for penalties. Knows no model and no scheduler.
+
+    counts   [slots, V] int32: how often the sequence of a slot has made each token. Set when a
+             sequence with penalties gets the slot, which is all that a preempted one needs; after
+             that each of its draws adds one here, on the device: a plan never needs to know the
+             token before. 4 bytes * V a slot, 0.5 MB for V = 129,280. Other slots hold anything.
+
+A draw that asks for no penalties, bias, bans or log probabilities pays nothing for them.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from relight.engine.plan import Draw
-from relight.kernels.sample import SampleParams, sample
+from relight.base.types import Logprobs
+from relight.engine.plan import Draw, Drawn, Scored, SetCounts
+from relight.kernels.sample import (
+    Adjustments,
+    Bias,
+    Penalties,
+    Places,
+    SampleParams,
+    Scores,
+    sample,
+    score_tokens,
+)
+
+LEAST_LOGPROB = -9999.0
+"""Stands for the log of 0, which JSON cannot write. Logits are too small to come near it."""
 
 
-def draw_tokens(draws: Sequence[Draw], logits: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The draws of a step, on the device until somebody reads them. `scores` are those of the rows
+    in `asked`, each with how many of the best tokens it asked for."""
+
+    tokens: Tensor  # [draws] int64
+    asked: tuple[tuple[int, int], ...] = ()
+    scores: Scores | None = None
+
+
+class Sampler:
+    """`draw` only enqueues work on the device, so that its result may be read a step later."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.counts = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
+
+    def set_counts(self, changes: Sequence[SetCounts]) -> None:
+        for change in changes:
+            row = self.counts[change.slot].zero_()
+            tokens = _integers(change.tokens, row.device)
+            row.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
+
+    def draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
+        """One token for each row of logits [draws, V]."""
+        tokens = draw_tokens(draws, logits, self._adjustments(draws, logits.device))
+        counted = [i for i, draw in enumerate(draws) if draw.sampling.penalised]
+        if counted:
+            slots = _integers([draws[i].slot for i in counted], logits.device)
+            # A row that gave no token counts as token 0: its sequence ends.
+            self.counts[slots, tokens[counted].clamp(min=0)] += 1
+        return _scored(draws, logits, tokens)
+
+    def _adjustments(self, draws: Sequence[Draw], device: torch.device) -> Adjustments | None:
+        rows = [i for i, draw in enumerate(draws) if is_adjusted(draw)]
+        if not rows:
+            return None
+        some = [draws[i] for i in rows]
+        vocab = self.counts.shape[1]
+        penalties = None
+        if any(draw.sampling.penalised for draw in some):
+            penalties = _penalties(some, self.counts)
+        return Adjustments(
+            rows=_integers(rows, device),
+            penalties=penalties,
+            bias=_bias(some, vocab, device),
+            banned=_banned(some, vocab, device),
+            allowed=None,  # the place of a grammar's masks
+        )
+
+
+def is_adjusted(draw: Draw) -> bool:
+    """Whether anything changes the logits of this draw."""
+    sampling = draw.sampling
+    return sampling.penalised or bool(sampling.logit_bias) or draw.made < sampling.min_tokens
+
+
+def draw_tokens(
+    draws: Sequence[Draw], logits: Tensor, adjustments: Adjustments | None = None
+) -> Tensor:
     """One token [draws] int64 for each row of logits [draws, V]."""
-    return sample(logits, sample_params(draws, logits.device))
+    return sample(logits, sample_params(draws, logits.device), adjustments)
+
+
+def read(sampled: Sampled) -> list[Drawn]:
+    """Waits for the draws of a step and brings them to the host."""
+    drawn: list[Drawn] = sampled.tokens.tolist()
+    scores = sampled.scores
+    if scores is None:
+        return drawn
+    own, ids, top = (t.tolist() for t in (scores.own, scores.top_ids, scores.top))
+    for number, (row, count) in enumerate(sampled.asked):
+        token = drawn[row]
+        assert isinstance(token, int), "each row is scored once"
+        if token >= 0:
+            best = zip(ids[number][:count], map(_finite, top[number][:count]), strict=True)
+            drawn[row] = Scored(token, Logprobs(_finite(own[number]), tuple(best)))
+    return drawn
 
 
 def sample_params(draws: Sequence[Draw], device: torch.device) -> SampleParams:
     """The sampling parameters of `draws` as columns."""
-
-    def column(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
     params = [draw.sampling for draw in draws]
     return SampleParams(
-        temperature=column([p.temperature for p in params], torch.float32),
-        top_p=column([p.top_p for p in params], torch.float32),
-        top_k=column([p.top_k for p in params], torch.int64),
-        min_p=column([p.min_p for p in params], torch.float32),
-        seed=column([_signed(p.seed) for p in params], torch.int64),
-        choice=column([p.choice for p in params], torch.int64),
-        position=column([draw.position for draw in draws], torch.int64),
+        temperature=_floats([p.temperature for p in params], device),
+        top_p=_floats([p.top_p for p in params], device),
+        top_k=_integers([p.top_k for p in params], device),
+        min_p=_floats([p.min_p for p in params], device),
+        seed=_integers([_signed(p.seed) for p in params], device),
+        choice=_integers([p.choice for p in params], device),
+        position=_integers([draw.position for draw in draws], device),
     )
+
+
+def _penalties(draws: Sequence[Draw], counts: Tensor) -> Penalties:
+    """Counts of slots without penalties may be anything: they are multiplied by what is off."""
+    device = counts.device
+    params = [draw.sampling for draw in draws]
+    return Penalties(
+        repetition=_floats([p.repetition_penalty for p in params], device),
+        frequency=_floats([p.frequency_penalty for p in params], device),
+        presence=_floats([p.presence_penalty for p in params], device),
+        counts=counts[_integers([draw.slot for draw in draws], device)],
+    )
+
+
+def _bias(draws: Sequence[Draw], vocab: int, device: torch.device) -> Bias | None:
+    """A token that the model does not have cannot be drawn anyway."""
+    found = [
+        (row, token, value)
+        for row, draw in enumerate(draws)
+        for token, value in draw.sampling.logit_bias
+        if token < vocab
+    ]
+    if not found:
+        return None
+    rows, tokens, values = zip(*found, strict=True)
+    places = Places(_integers(rows, device), _integers(tokens, device))
+    return Bias(places, _floats(values, device))
+
+
+def _banned(draws: Sequence[Draw], vocab: int, device: torch.device) -> Places | None:
+    """Stop tokens, while their sequence is shorter than it must be."""
+    found = [
+        (row, token)
+        for row, draw in enumerate(draws)
+        if draw.made < draw.sampling.min_tokens
+        for token in draw.sampling.stop_token_ids
+        if token < vocab
+    ]
+    if not found:
+        return None
+    rows, tokens = zip(*found, strict=True)
+    return Places(_integers(rows, device), _integers(tokens, device))
+
+
+def _scored(draws: Sequence[Draw], logits: Tensor, tokens: Tensor) -> Sampled:
+    """With log probabilities by the logits as the model gave them. The most that a row asks for is
+    looked up for all: the order of the best is fixed, so a row's own are how they begin."""
+    asked = tuple(
+        (row, count)
+        for row, draw in enumerate(draws)
+        if (count := draw.sampling.logprobs) is not None
+    )
+    if not asked:
+        return Sampled(tokens)
+    rows = _integers([row for row, _ in asked], logits.device)
+    scores = score_tokens(logits[rows], tokens[rows], max(count for _, count in asked))
+    return Sampled(tokens, asked, scores)
+
+
+def _integers(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def _floats(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _signed(seed: int) -> int:
     """Any integer seed as one that an int64 holds."""
     return (seed + 2**63) % 2**64 - 2**63
+
+
+def _finite(value: float) -> float:
+    return max(value, LEAST_LOGPROB)

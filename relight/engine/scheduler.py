@@ -29,12 +29,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relight.base.errors import BadRequest
-from relight.base.types import EngineStats, FinishReason, Request, TokenDelta
+from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
 from relight.cache.prefix import GIVEN, PrefixIndex
 from relight.engine.admission import MAX_PREEMPTIONS, Admission
 from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
 from relight.engine.holdings import Holdings, Take
-from relight.engine.plan import Draw, PageWrite, RecordMove, Rows, SetLength, StepPlan
+from relight.engine.plan import (
+    Draw,
+    Drawn,
+    PageWrite,
+    RecordMove,
+    Rows,
+    SetCounts,
+    SetLength,
+    StepPlan,
+)
 from relight.engine.sequence import NO_SLOT, Sequence
 
 
@@ -53,6 +62,7 @@ class Draft:
     """A plan while it is made. Work is kept by segment, as the tokens of a step come back."""
 
     lengths: list[SetLength] = field(default_factory=list)
+    counts: list[SetCounts] = field(default_factory=list)
     restores: list[RecordMove] = field(default_factory=list)
     pages: list[PageWrite] = field(default_factory=list)
     rows: tuple[list[Rows], list[Rows]] = field(default_factory=lambda: ([], []))  # by role
@@ -136,6 +146,7 @@ class Scheduler:
             given=tuple(given),
             draws=(*made_draws, *given_draws),
             lengths=tuple(draft.lengths),
+            counts=tuple(draft.counts),
             pages=tuple(draft.pages),
             restores=tuple(draft.restores),
             takes=tuple(draft.takes),
@@ -154,6 +165,9 @@ class Scheduler:
             sequence.slot = self._free_slots.pop()
             restore = self.holdings.acquire(sequence, match)
             draft.lengths.append(SetLength(sequence.slot, sequence.computed))
+            if sequence.request.sampling.penalised:
+                made = tuple(sequence.tokens[sequence.num_prompt :])
+                draft.counts.append(SetCounts(sequence.slot, made))
             if restore:
                 draft.restores.append(restore)
             if sequence.admitted_s is None:
@@ -205,7 +219,8 @@ class Scheduler:
         draws = end == known
         draft.rows[role].append(Rows(slot, start, tuple(sequence.tokens[start:end]), draws))
         if draws:
-            draft.draws[role].append(Draw(slot, known, sequence.request.sampling))
+            sampling = sequence.request.sampling
+            draft.draws[role].append(Draw(slot, known, sampling, sequence.num_made))
         take = self.holdings.take(sequence, role, end)
         if take:
             draft.takes.append(take.move)
@@ -245,33 +260,54 @@ class Scheduler:
 
     # -- what became of a step
 
-    def commit(self, plan: StepPlan, tokens: Iterable[int], now: float) -> list[TokenDelta]:
-        """The step has run and drew `tokens`, one for each of `plan.draws`."""
+    def commit(self, plan: StepPlan, results: Iterable[Drawn], now: float) -> list[TokenDelta]:
+        """The step has run and drew `results`, one for each of `plan.draws`."""
         assert plan is self._planned, "another step was planned"
         self._planned = None
         self.num_steps += 1
-        drawn = iter(tokens)
+        drawn = iter(results)
         deltas = []
         for work in self._work:
+            result = next(drawn) if work.draws else 0
+            token = result if isinstance(result, int) else result.token
+            if token < 0:
+                deltas.append(self._give_up(work, now))
+                continue
             self.holdings.commit(work.sequence, work.end, work.take)
             if work.draws:
-                deltas.append(self._append(work.sequence, next(drawn), now))
+                told = () if isinstance(result, int) else (result.logprobs,)
+                deltas.append(self._append(work.sequence, token, told, now))
         return deltas
 
-    def _append(self, sequence: Sequence, token: int, now: float) -> TokenDelta:
+    def _give_up(self, work: Work, now: float) -> TokenDelta:
+        """No token could be drawn. Nobody knows since when what the sequence wrote is no number, so
+        nothing that only it uses stays findable."""
+        sequence, path = work.sequence, tuple(work.sequence.path)
+        self.holdings.cancel(sequence, work.take)
+        reason = (
+            f"no token can be drawn at position {len(sequence.tokens)}: the logits are not finite "
+            "(damaged weights, or a fault of a kernel or the device), or every token is banned"
+        )
+        delta = self._end(sequence, "error", now, error=reason)
+        self.index.discard(path)
+        return delta
+
+    def _append(
+        self, sequence: Sequence, token: int, told: tuple[Logprobs, ...], now: float
+    ) -> TokenDelta:
         sequence.append(token)
         self.num_generated_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now
         sampling = sequence.request.sampling
         if token in sampling.stop_token_ids:
-            return self._end(sequence, "stop", now, tokens=(token,))
+            return self._end(sequence, "stop", now, tokens=(token,), logprobs=told)
         if (
             sequence.num_made >= sampling.max_tokens
             or len(sequence.tokens) >= self.limits.max_context
         ):
-            return self._end(sequence, "length", now, tokens=(token,))
-        return sequence.delta((token,), None)
+            return self._end(sequence, "length", now, tokens=(token,), logprobs=told)
+        return sequence.delta((token,), None, logprobs=told)
 
     def fail(self, plan: StepPlan, reason: str, now: float) -> list[TokenDelta]:
         """The step has failed: nobody knows what it has written, so its requests end."""
@@ -300,6 +336,7 @@ class Scheduler:
         now: float,
         *,
         tokens: tuple[int, ...] = (),
+        logprobs: tuple[Logprobs, ...] = (),
         error: str | None = None,
     ) -> TokenDelta:
         del self._by_id[sequence.request.id]
@@ -309,7 +346,7 @@ class Scheduler:
             self._leave(sequence)
         sequence.finish, sequence.ended_s = finish, now
         self.ended.append(sequence)
-        return sequence.delta(tokens, finish, error)
+        return sequence.delta(tokens, finish, error, logprobs)
 
     def stats(self, step_s: float) -> EngineStats:
         pool, records = self.index.pool, self.index.records

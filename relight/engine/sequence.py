@@ -11,7 +11,7 @@ The last known token of a sequence that generates is not computed yet: computing
 from array import array
 from dataclasses import dataclass, field
 
-from relight.base.types import FinishReason, Request, TokenDelta
+from relight.base.types import FinishReason, Logprobs, Request, TokenDelta
 from relight.cache.prefix import GIVEN, MADE, TOKEN_TYPE, Entry
 
 NO_SLOT = -1
@@ -94,12 +94,17 @@ class Sequence:
         self.boundaries = sorted((b for b in wanted if b > self.computed), reverse=True)
 
     def delta(
-        self, tokens: tuple[int, ...], finish: FinishReason | None, error: str | None = None
+        self,
+        tokens: tuple[int, ...],
+        finish: FinishReason | None,
+        error: str | None = None,
+        logprobs: tuple[Logprobs, ...] = (),
     ) -> TokenDelta:
         admitted_s, first_token_s = self.admitted_s, self.first_token_s
         return TokenDelta(
             id=self.request.id,
             tokens=tokens,
+            logprobs=logprobs,
             finish=finish,
             error=error,
             num_cached=self.num_cached,

@@ -10,6 +10,7 @@ FLOATS = (torch.float32, torch.bfloat16)
 """What activations come in and results go out as."""
 
 F32 = (torch.float32,)
+I32 = (torch.int32,)
 I64 = (torch.int64,)
 U8 = (torch.uint8,)
 

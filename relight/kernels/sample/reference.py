@@ -5,6 +5,11 @@ import torch
 from torch import Tensor
 
 from relight.kernels.invariant import keep_largest
+from relight.kernels.sample.adjust import add_bias, allow, ban, penalise
+from relight.kernels.sample.params import Adjustments, SampleParams
+
+NOT_DRAWN = -1
+"""Instead of a token: the row has NaN, +inf, or no token that may be drawn."""
 
 ROWS = 4
 """Rows at a time: a dozen temporaries of ROWS * V * 8 bytes, 4 MB each for V = 129,280. On a CPU
@@ -23,26 +28,45 @@ _LEAST_GAP = 2.0**-24
 """Distance of the noise from 1: one step of float32 below 1."""
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_p: Tensor,
-    top_k: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    choice: Tensor,
-    position: Tensor,
-) -> Tensor:
-    tokens = logits.argmax(1)  # the first of equals, as torch documents
-    drawn = torch.where(temperature > 0)[0]
+def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None) -> Tensor:
+    tokens, valid = _greedy(logits)
+    if adjustments is not None:
+        logits = _adjusted(logits, adjustments)
+        tokens, still = _greedy(logits)
+        valid &= still
+    drawn = torch.where(params.temperature > 0)[0]
     for rows in drawn.split(ROWS):
         scaled = logits[rows] - logits[rows].amax(1, keepdim=True)
         scaled = keep(
-            scaled / temperature[rows].unsqueeze(1), top_p[rows], top_k[rows], min_p[rows]
+            scaled / params.temperature[rows].unsqueeze(1),
+            params.top_p[rows],
+            params.top_k[rows],
+            params.min_p[rows],
         )
-        noise = gumbel(seed[rows], choice[rows], position[rows], logits.shape[1])
-        tokens[rows] = (scaled + noise).argmax(1)
-    return tokens
+        key = params.seed[rows], params.choice[rows], params.position[rows]
+        tokens[rows] = (scaled + gumbel(*key, logits.shape[1])).argmax(1)
+    return torch.where(valid, tokens, NOT_DRAWN)
+
+
+def _greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row, the first of equals as torch documents, and whether it is
+    finite: NaN counts as the largest, and if it is -inf there is nothing to draw."""
+    tokens = logits.argmax(1)
+    return tokens, logits.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
+
+
+def _adjusted(logits: Tensor, adjustments: Adjustments) -> Tensor:
+    """A copy; the rows that are not adjusted keep their bits."""
+    part = logits[adjustments.rows]
+    if (by := adjustments.penalties) is not None:
+        part = penalise(part, by.counts, by.repetition, by.frequency, by.presence)
+    if (bias := adjustments.bias) is not None:
+        part = add_bias(part, bias.places.row, bias.places.token, bias.value)
+    if (places := adjustments.banned) is not None:
+        part = ban(part, places.row, places.token)
+    if adjustments.allowed is not None:
+        part = allow(part, adjustments.allowed)
+    return logits.index_copy(0, adjustments.rows, part)
 
 
 def keep(scaled: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:

@@ -1,0 +1,46 @@
+"""The definition of what changes logits before a draw: penalties, bias, bans, mask. Every step is
+elementwise, so a row does not depend on the rows beside it."""
+
+import torch
+from torch import Tensor
+
+NEVER = float("-inf")
+WORD_BITS = 32
+
+
+def penalise(
+    logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
+) -> Tensor:
+    """logits [n, V] of tokens that were made `counts` [n, V] times; each penalty is [n].
+
+    Repetition (Keskar et al. 2019, CTRL) divides a positive logit and multiplies another one.
+    Frequency is subtracted for every time that a token was made, presence once.
+    """
+    made = counts > 0
+    factor = repetition.unsqueeze(1)
+    repeated = torch.where(logits > 0, logits / factor, logits * factor)
+    logits = torch.where(made, repeated, logits)
+    logits = logits - counts * frequency.unsqueeze(1)
+    return logits - made * presence.unsqueeze(1)
+
+
+def add_bias(logits: Tensor, row: Tensor, token: Tensor, value: Tensor) -> Tensor:
+    """Adds value [m] at (row, token) [m], every place once."""
+    logits = logits.clone()
+    logits[row, token] += value
+    return logits
+
+
+def ban(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
+    """Nothing is drawn at (row, token) [m]."""
+    logits = logits.clone()
+    logits[row, token] = NEVER
+    return logits
+
+
+def allow(logits: Tensor, words: Tensor) -> Tensor:
+    """Only tokens whose bit is set are drawn: token t has bit t % 32 of words [n, ceil(V / 32)]
+    int32 at t // 32."""
+    bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
+    allowed = (words.unsqueeze(2) >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+    return logits.masked_fill(~allowed, NEVER)
