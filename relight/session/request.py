@@ -23,9 +23,9 @@ SEEDS = 2**63
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
-TopK = Annotated[int, Meta(ge=-1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
-# Crosses to the engine as a signed 64-bit number; a negative one is folded into 0 … 2^63 - 1.
+# Both cross to the engine as signed 64-bit numbers; a negative seed is folded into 0 … 2^63 - 1.
+TopK = Annotated[int, Meta(ge=-1, le=SEEDS - 1)]
 Seed = Annotated[int, Meta(ge=-SEEDS, le=SEEDS - 1)]
 MaxTokens = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
@@ -73,7 +73,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
             return cls()
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.MsgspecError as error:
+        except (OSError, msgspec.MsgspecError) as error:
             raise BadCheckpoint(f"{path}: {error}; correct or remove the file") from error
 
 

@@ -62,6 +62,7 @@ def small(max_context: int) -> EngineInfo:
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stop": ["x"] * 17}, "stop"),
+        ({"top_k": 2**63}, "top_k"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
         ({"continue_final_message": True}, "continue_final_message"),
         (

@@ -164,6 +164,10 @@ def test_defaults_come_from_the_checkpoint_and_yield_to_the_request(tmp_path: Pa
         path.write_text(bad)
         with pytest.raises(BadCheckpoint, match=r"generation_config\.json"):
             SamplingDefaults.load(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(BadCheckpoint, match="Is a directory"):
+        SamplingDefaults.load(tmp_path)
 
 
 def test_hints_and_salt_reach_the_engine() -> None:
