@@ -208,12 +208,16 @@ class ProcessClient(_Switchboard):
         self._folder = Path(tempfile.mkdtemp(prefix="relight-"))
         address = f"ipc://{self._folder}/engine"
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # a slow reader here must never hold up a step there
-        self._socket.bind(address)
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, address, stdin=asyncio.subprocess.PIPE
-        )
+        try:
+            self._socket = self._context.socket(zmq.PAIR)
+            self._socket.set_hwm(0)  # a slow reader here must never hold up a step there
+            self._socket.bind(address)
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, address, stdin=asyncio.subprocess.PIPE
+            )
+        except BaseException:  # Ctrl-C, too
+            self._leave_nothing()
+            raise
         # The pipe stays open as long as this process lives: its end tells the engine to go.
         assert self._process.stdin is not None
         payload = self._encoder.encode(self._settings)
@@ -291,6 +295,9 @@ class ProcessClient(_Switchboard):
         await asyncio.wait({self._listener})
         assert self._process.stdin is not None
         self._process.stdin.close()
+        self._leave_nothing()
+
+    def _leave_nothing(self) -> None:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -290,6 +290,24 @@ def test_closing_while_requests_run_or_weights_load_ends_both():
     asyncio.run(run())
 
 
+def test_a_start_that_is_cancelled_or_fails_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def run():
+        client = ProcessClient(Settings(model="sound"), command=(sys.executable, FAKE))
+        start = asyncio.create_task(client.start())
+        await asyncio.sleep(0)  # the folder is there, the process is not
+        assert list(tmp_path.iterdir())
+        start.cancel()
+        await asyncio.wait({start})
+        assert start.cancelled()
+        with pytest.raises(FileNotFoundError):
+            await ProcessClient(Settings(model="sound"), command=("/no/such/program",)).start()
+
+    asyncio.run(run())
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_engine_that_hangs_is_seen_and_can_be_ended():
     async def run():
         async with engine("hangs", stuck_s=0.5, stop_s=0.2) as client:
