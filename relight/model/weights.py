@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relight.base.checkpoint import OpenModel
 from relight.base.config import LayerSpec, ModelConfig
+from relight.base.errors import BadCheckpoint
 from relight.base.headers import StoredTensor
 from relight.kernels.codec import (
     DenseWeight,
@@ -141,11 +142,13 @@ def load_weights(
     except that norms become float32. `mtp.*` is not read.
 
     On CPU tensors share the pages of the files; experts are stacked and therefore copied. Raises
-    BadCheckpoint when a file cannot be read to its end, CannotFit when memory is refused.
+    BadCheckpoint when a file cannot be read to its end or holds a table of experts that no row can
+    be routed by, CannotFit when memory is refused.
     """
     with WeightSource(device) as source:
         loaded = _Loaded(model.config, model.tensors.used, source)
         source.run(threads, progress)
+    loaded.check_tables()
     return loaded.model()
 
 
@@ -156,6 +159,7 @@ class _Loaded:
         self, config: ModelConfig, stored: Mapping[str, StoredTensor], source: WeightSource
     ) -> None:
         self._config = config
+        self._stored = stored
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in stored.items():
             if ".ffn.experts." in name:
@@ -169,6 +173,12 @@ class _Loaded:
         if stack not in self._tensors:
             shape = (self._config.num_experts, *first.shape)
             self._tensors[stack] = source.allocate(shape, STORED_AS[first.dtype])
+
+    def check_tables(self) -> None:
+        """At a request a bad row would fail the step, and with it all that runs beside it."""
+        for name, table in self._tensors.items():
+            if name.endswith(".tid2eid") and not table.is_meta:
+                _check_table(self._stored[name], table, self._config.num_experts)
 
     def model(self) -> ModelWeights:
         return ModelWeights(
@@ -259,6 +269,20 @@ class _Loaded:
         if self._config.expert_format == "fp4":
             return StackedFp4(data, scale)
         return StackedFp8(data, scale, self._config.fp8_block)
+
+
+def _check_table(stored: StoredTensor, table: Tensor, num_experts: int) -> None:
+    """Every token needs different experts, and such as there are."""
+    row = table.sort(dim=1).values
+    bad = (row[:, 0] < 0) | (row[:, -1] >= num_experts) | (row[:, 1:] == row[:, :-1]).any(1)
+    if bool(bad.any()):
+        token = int(bad.nonzero()[0])
+        raise BadCheckpoint(
+            f"{stored.file}: {stored.name} gives token {token} the experts "
+            f"{table[token].tolist()}; wanted {table.shape[1]} different ones of 0 to "
+            f"{num_experts - 1}; fetch the file again",
+            param="model",
+        )
 
 
 def _stack_name(name: str) -> tuple[str, int]:

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -205,6 +206,22 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
     with pytest.raises(BadCheckpoint, match="become shorter") as caught:
         load_weights(model, torch.device("meta"))
     assert caught.value.message.startswith(str(shard))
+
+
+@pytest.mark.parametrize("experts", [[1, 1], [-1, 2], [0, 4]])
+def test_a_table_that_no_row_can_be_routed_by_is_named(tmp_path, experts):
+    model = open_model(copy_golden(tmp_path))
+    table = model.tensors.used["layers.1.ffn.gate.tid2eid"]
+    assert table.shape == (320, 2)
+    with table.file.open("r+b") as shard:
+        shard.seek(table.offset + 7 * 16)
+        shard.write(struct.pack("<2q", *experts))
+    with pytest.raises(BadCheckpoint) as caught:
+        load_weights(model, CPU)
+    assert caught.value.message == (
+        f"{table.file}: layers.1.ffn.gate.tid2eid gives token 7 the experts {experts}; "
+        "wanted 2 different ones of 0 to 3; fetch the file again"
+    )
 
 
 def test_a_read_error_in_the_middle_is_named_and_stops_the_others(monkeypatch):
