@@ -110,6 +110,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             high=2**20,
         ),
     ] = 4096
+    step_target: Annotated[
+        int,
+        _knob(
+            "requests",
+            "ms that a step may take while answers stream: prompts are read in chunks that fill "
+            "it; 0: chunks of max_step_tokens",
+            low=0,
+            high=10**6,
+        ),
+    ] = 100
     default_max_tokens: Annotated[
         int,
         _knob(

@@ -3,6 +3,7 @@
 A reservation is a promise about pages, not pages: sequences get theirs as they need them.
 """
 
+import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -15,11 +16,18 @@ from relight.engine.sequence import Sequence
 
 MAX_PREEMPTIONS = 2
 """How often a sequence gives way to those that are older and not the oldest."""
+MAX_OVERTAKEN = 16
+"""How many requests may get a slot before the oldest one that waits."""
+MAX_TRIED = 64
+"""How many of those that wait are looked at while nothing is given back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Tokens, but for `num_slots` (sequences that run at once) and `max_queue` (requests)."""
+    """Tokens, but for `num_slots` (sequences that run at once) and `max_queue` (requests).
+
+    `step_target_s`: how long a step may take, where streams would wait for its given rows.
+    """
 
     num_slots: int
     max_context: int
@@ -30,6 +38,7 @@ class Limits:
     prefix_cache: bool = True
     record_interval: int = 4096
     made_rows: int = REWIND_ROWS
+    step_target_s: float = math.inf
 
 
 class Admission:

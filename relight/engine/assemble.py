@@ -4,6 +4,7 @@ All that is decided at load is decided here, once, and reported in `EngineInfo`.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         max_queue=settings.max_queue,
         vocab_size=config.vocab_size,
         prefix_cache=settings.prefix_cache == "on",
+        step_target_s=settings.step_target / 1000 or math.inf,
     )
     info = EngineInfo(
         model=settings.served_name or folder.resolve().name,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
+from relight.engine.cost import CostMeter, Load
 from relight.engine.plan import Drawn, StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
@@ -38,6 +39,7 @@ class Loop:
         self._runner = runner
         self._clock = clock
         self._step_s = 0.0
+        self._meter = CostMeter()
 
     @property
     def idle(self) -> bool:
@@ -69,6 +71,8 @@ class Loop:
         else:
             now = self._clock()
             self._step_s = now - start
+            self._meter.observe(Load.of(plan), self._step_s)
+            self._scheduler.cost = self._meter.cost
             deltas = self._scheduler.commit(plan, tokens, now)
         self._report()
         return deltas

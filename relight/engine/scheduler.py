@@ -7,14 +7,17 @@ The rules, in order:
     more than `max_queue` is told to come back. All others are answered in order of arrival.
  2. A waiting request gets a slot, the oldest first, if its reservation fits: the pages of its
     prompt and of min(max_tokens, admit_output) tokens more, less what it finds in the cache, beside
-    all that the running ones have reserved and not yet got. Nobody overtakes the oldest.
+    all that the running ones have reserved and not yet got. One that fits may overtake those that
+    do not, but the oldest lets so many pass and no more.
  3. The oldest running request is the anchor: it reserves its whole need and is never preempted. So
     it always goes on, ends, and hands the role on: every request is answered.
  4. A step computes, for each running sequence, its next known tokens: made ones (normally the one
     drawn last, up to `made_rows` when a preempted sequence is computed again) and given ones. Rows
     never cross from one role to the other, and given rows stop where a record is to be taken.
  5. Given rows share `max_step_tokens`: the oldest prompt gets half, or all that the others leave,
-    the rest goes to the prompts with the least left to read.
+    the rest goes to the prompts with the least left to read. While answers stream, they also share
+    the time that is left of `step_target_s` by what the loop has learnt of costs; the oldest gets a
+    page at least, and all together two fifths of the step.
  6. Pages are got as rows need them, the oldest sequence first: a free page, else the cached page
     unused for longest, else the pages of the youngest sequence that is younger and was preempted
     less than twice, else (for the anchor only) of the youngest of all. A sequence that gets none
@@ -24,15 +27,15 @@ The rules, in order:
 """
 
 from bisect import insort
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
 from relight.cache.prefix import GIVEN, PrefixIndex
-from relight.engine.admission import MAX_PREEMPTIONS, Admission
+from relight.engine.admission import MAX_OVERTAKEN, MAX_PREEMPTIONS, MAX_TRIED, Admission
 from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
+from relight.engine.cost import FIRST_GUESS
 from relight.engine.holdings import Holdings, Take
 from relight.engine.plan import (
     Draw,
@@ -45,6 +48,7 @@ from relight.engine.plan import (
     StepPlan,
 )
 from relight.engine.sequence import NO_SLOT, Sequence
+from relight.engine.share import budget, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,9 @@ class Scheduler:
             index, enabled=limits.prefix_cache, record_interval=limits.record_interval
         )
         self.running: list[Sequence] = []  # by age, as is `waiting`
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.ended: list[Sequence] = []
+        self.cost = FIRST_GUESS  # whoever has a clock may tell better
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
@@ -95,7 +100,9 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._blocked: Sequence | None = None  # did not fit, and nothing was given back since
+        self._num_tried = (
+            0  # of the waiting, how many did not fit, and nothing was given back since
+        )
         self._admitted: list[Sequence] = []  # in the step that is planned
         self._planned: StepPlan | None = None
         self._work: list[Work] = []
@@ -155,13 +162,13 @@ class Scheduler:
 
     def _admit(self, draft: Draft, now: float) -> None:
         self._admitted = []
-        while self.waiting and self._free_slots and self.waiting[0] is not self._blocked:
-            sequence = self.waiting[0]
+        while self._free_slots and (sequence := self._candidate()):
             match = self.holdings.find(sequence)
             if not self.admission.fits(sequence, match, self.running):
-                self._blocked = sequence
-                return
-            self.waiting.popleft()
+                self._num_tried += 1
+                continue
+            self.waiting[0].num_overtaken += sequence is not self.waiting[0]
+            self.waiting.remove(sequence)
             sequence.slot = self._free_slots.pop()
             restore = self.holdings.acquire(sequence, match)
             draft.lengths.append(SetLength(sequence.slot, sequence.computed))
@@ -178,20 +185,34 @@ class Scheduler:
             insort(self.running, sequence, key=_age)
             self._admitted.append(sequence)
 
-    def _share(self) -> dict[int, int]:
-        """Given rows by slot, for the sequences whose next tokens are given."""
-        wants = [(s, self._wanted(s)) for s in self.running if s.roles[s.computed] == GIVEN]
+    def _candidate(self) -> Sequence | None:
+        """The next request that may be given a slot; None if there is none."""
+        tried = self._num_tried
+        if tried >= min(len(self.waiting), MAX_TRIED):
+            return None
+        if tried and self.waiting[0].num_overtaken >= MAX_OVERTAKEN:
+            return None
+        return self.waiting[tried]
+
+    def _share(self) -> dict[Sequence, int]:
+        """Given rows of the sequences whose next tokens are given."""
+        limits = self.limits
+        wants, num_made = [], 0
+        for sequence in self.running:
+            if sequence.roles[sequence.computed] == GIVEN:
+                wants.append((sequence, self._wanted(sequence)))
+            else:
+                num_made += min(sequence.num_unread, limits.made_rows)
         if not wants:
             return {}
-        budget = self.limits.max_step_tokens
-        (oldest, wanted), *others = wants
-        first = min(wanted, max(budget - budget // 2, budget - sum(want for _, want in others)))
-        shares = {oldest.slot: first}
-        budget -= first
-        for sequence, wanted in sorted(others, key=lambda pair: pair[0].num_unread):
-            shares[sequence.slot] = rows = min(wanted, budget)
-            budget -= rows
-        return shares
+        parts = budget(
+            self.cost,
+            num_made,
+            limits.step_target_s,
+            limits.max_step_tokens,
+            self.index.page_tokens,
+        )
+        return share(wants, parts, self.cost)
 
     def _wanted(self, sequence: Sequence) -> int:
         """Given rows that may follow without a stop: to the end of the run or to a record."""
@@ -200,12 +221,12 @@ class Scheduler:
             end = min(end, sequence.boundaries[-1])
         return end - sequence.computed
 
-    def _schedule(self, sequence: Sequence, shares: dict[int, int], draft: Draft) -> None:
+    def _schedule(self, sequence: Sequence, shares: dict[Sequence, int], draft: Draft) -> None:
         """Adds the next rows of a sequence to the plan, if it gets pages for them."""
         start, slot = sequence.computed, sequence.slot
         role = sequence.roles[start]
         if role == GIVEN:
-            end = start + shares[slot]
+            end = start + shares[sequence]
         else:
             end = min(sequence.run()[1], start + self.limits.made_rows)
         end = min(end, self._grow(sequence, end))
@@ -256,7 +277,7 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
         self.holdings.release(sequence)
-        self._blocked = None
+        self._num_tried = 0
 
     # -- what became of a step
 
@@ -342,6 +363,7 @@ class Scheduler:
         del self._by_id[sequence.request.id]
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence)
+            self._num_tried = 0
         else:
             self._leave(sequence)
         sequence.finish, sequence.ended_s = finish, now

@@ -44,6 +44,7 @@ class Sequence:
     record: int | None = None
     record_boundary: int = 0
     num_preemptions: int = 0
+    num_overtaken: int = 0
     num_cached: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None

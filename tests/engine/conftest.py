@@ -1,6 +1,7 @@
 """An engine whose runner has the memory of a real one and a hash in place of the network."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -161,6 +162,7 @@ class SimulatedEngine:
         max_queue: int = 100,
         reuse_generated: bool = True,
         prefix_cache: bool = True,
+        step_target_s: float = math.inf,
     ) -> None:
         self.limits = Limits(
             num_slots=num_slots,
@@ -172,6 +174,7 @@ class SimulatedEngine:
             prefix_cache=prefix_cache,
             record_interval=INTERVAL,
             made_rows=REWIND,
+            step_target_s=step_target_s,
         )
         self.pool = BlockPool(num_pages + 1)
         self.records = RecordPool(num_records)
@@ -222,7 +225,7 @@ class SimulatedEngine:
         self.plans.append(plan)
         given = sum(len(rows.tokens) for rows in plan.given)
         assert given <= self.limits.max_step_tokens
-        self.now += 1.0
+        self.now += 1.0 + given / 10
         try:
             return self.runner.execute(plan)
         except AssertionError as error:  # not a fault of the device, which a loop survives

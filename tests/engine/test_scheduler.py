@@ -206,10 +206,8 @@ def test_a_request_waits_until_its_reservation_fits(make_engine):
     engine = make_engine(num_pages=10, prefix_cache=False)
     first = engine.add(prompt_of(20), max_tokens=8)  # reserves 7 of 10 pages
     second = engine.add(prompt_of(9, seed=1), max_tokens=7)  # 4 more
-    small = engine.add([1], max_tokens=1)  # would fit, but nobody overtakes
     run_until(engine, lambda: first in engine.finishes)
     assert engine.sequences[second].slot < 0
-    assert small not in engine.finishes
     engine.run()
     assert engine.scheduler.num_preemptions == 0
 

@@ -1,0 +1,172 @@
+"""What streams wait for while long prompts are read, by a clock that the model moves."""
+
+import random
+
+import pytest
+
+from relight.engine.cost import FIRST_GUESS, CostMeter, Load, StepCost
+from relight.engine.scheduler import MAX_OVERTAKEN
+from tests.engine.costed import PAGE, TRUTH, CostedEngine, text_alone
+
+STREAMS = 8
+LONG = 300_000
+TARGET_S = 0.1
+
+
+def speed(engine, id):
+    """Rows in a second of the steps that read it."""
+    steps = engine.read[id]
+    return sum(rows for _, rows in steps) / sum(seconds for seconds, _ in steps)
+
+
+def alone(truth=TRUTH, length=LONG):
+    engine = CostedEngine(truth=truth)
+    engine.add("long", length, 1)
+    engine.run()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def speed_alone():
+    return speed(alone(), "long")
+
+
+def mixed(truth=TRUTH, length=LONG, disturbance=lambda: 1.0):
+    """The streams run when the long prompt comes, and run on until it is read."""
+    engine = CostedEngine(truth=truth, disturbance=disturbance)
+    for number in range(STREAMS):
+        engine.add(f"stream {number}", 1000, 20_000)
+    while len(engine.finishes) + len(engine.gaps) < STREAMS:
+        engine.step()
+    for _ in range(20):
+        engine.step()
+    engine.gaps.clear()
+    engine.add("long", length, 1)
+    while "long" not in engine.finishes:
+        engine.step()
+    return engine
+
+
+def test_a_prompt_alone_is_read_in_whole_steps():
+    chunks = [rows for _, rows in alone().read["long"]]
+    # A step ends where a record is taken: every 4096 tokens, and at the last boundary.
+    assert set(chunks[:-2]) == {4096}
+
+
+def test_a_long_prompt_holds_no_stream_up_and_keeps_most_of_its_speed(speed_alone):
+    engine = mixed()
+    assert max(engine.gaps.values()) <= 2 * TARGET_S
+    assert speed(engine, "long") >= 0.7 * speed_alone
+    # Its end, and the places where a record is taken, may leave less than a page for a step.
+    steps = [rows for _, rows in engine.read["long"]]
+    short = [rows for rows in steps if rows < PAGE]
+    assert len(short) <= LONG // 4096 + 1
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 2.0])
+def test_what_a_step_costs_is_learnt_and_kept_to(factor):
+    truth = StepCost(*(cost * factor for cost in TRUTH))
+    rng = random.Random(factor)
+    engine = mixed(truth, 100_000, lambda: rng.uniform(0.9, 1.1))
+    assert max(engine.gaps.values()) <= 2 * TARGET_S
+    steps = engine.read["long"][10:-1]
+    assert sum(rows for _, rows in steps) >= PAGE * len(steps)
+
+
+def test_a_slow_machine_gives_a_prompt_its_share_and_a_page():
+    truth = StepCost(step_s=0.2, made_s=0.01, given_s=2e-4, pair_s=1e-10)
+    engine = mixed(truth, 50_000)
+    assert speed(engine, "long") >= 0.3 * speed(alone(truth, 50_000), "long")
+    steps = engine.read["long"][5:-1]
+    assert sum(rows for _, rows in steps) >= PAGE * len(steps)
+
+
+def test_without_a_target_a_step_is_full():
+    engine = CostedEngine(step_target_s=float("inf"))
+    engine.add("stream", 1000, 100)
+    engine.step()
+    engine.add("long", 20_000, 1)
+    engine.run()
+    assert {rows for _, rows in engine.read["long"][:-2]} == {4096}
+
+
+def test_one_long_and_many_short_requests_run_at_once_and_lose_nothing():
+    engine = CostedEngine()
+    rng = random.Random(0)
+    stops = {f"short {i}": tuple(rng.sample(range(1000), 3)) for i in range(31)}
+    requests = [engine.add("long", LONG, 32_768, stop=(1, 2, 3))]
+    requests += [engine.add(id, 8192, 32_768, stop=stop) for id, stop in stops.items()]
+    engine.step()
+    assert len(engine.scheduler.running) == 32
+    engine.run()
+    assert engine.scheduler.num_preemptions == 0
+    for request in requests:
+        assert engine.texts[request.id] == text_alone(request)
+        assert engine.finishes[request.id] == "stop"
+    assert engine.pool.num_held == 0
+
+
+def test_they_lose_nothing_even_if_all_make_all_that_they_may():
+    """At an eighth of that size. 31 × 5 Ki + 41,596 tokens are half as many again as there are, so
+    some give way."""
+    engine = CostedEngine(num_tokens=1_078_120 // 8, admit_output=512)
+    requests = [engine.add("long", LONG // 8, 4096)]
+    requests += [engine.add(f"short {i}", 1024, 4096) for i in range(31)]
+    engine.run()
+    assert engine.scheduler.num_preemptions > 0
+    assert all(engine.texts[request.id] == text_alone(request) for request in requests)
+    assert engine.pool.num_held == 0
+
+
+def test_short_requests_overtake_one_that_does_not_fit_so_often_and_no_more():
+    engine = CostedEngine(num_tokens=100 * PAGE, num_slots=4)
+    engine.add("running", 50 * PAGE, 20 * PAGE)
+    engine.step()
+    engine.add("long", 60 * PAGE, 1)
+    short = [f"short {number}" for number in range(2 * MAX_OVERTAKEN)]
+    for id in short:
+        engine.add(id, PAGE, PAGE)
+    before = 0
+    while "long" not in engine.texts or not engine.texts["long"]:
+        before = sum(id in engine.finishes for id in short)
+        engine.step()
+    assert before <= MAX_OVERTAKEN
+    assert "running" in engine.finishes
+    engine.run()
+    assert set(engine.finishes.values()) == {"length"}
+    assert len(engine.finishes) == 2 + len(short)
+
+
+# -- learning
+
+
+TRUTHS = {
+    "as guessed": FIRST_GUESS,
+    "a thousand times slower": StepCost(20, 0.1, 0.135, 5e-7),
+    "fast": StepCost(0.004, 1e-4, 2e-5, 1e-11),
+    "made rows dear": StepCost(0.001, 2e-3, 1e-5, 1e-10),
+    "slow processor": StepCost(0.05, 0.2, 0.01, 1e-7),
+}
+
+
+@pytest.mark.parametrize("truth", TRUTHS.values(), ids=TRUTHS.keys())
+def test_costs_are_learnt_from_noisy_steps_of_which_some_are_held_up(truth):
+    rng = random.Random(1)
+    meter = CostMeter()
+    for number in range(1500):
+        given = rng.choice((0, 0, 258, 1024))
+        made = rng.choice((0, 8, 8, 32)) if given else 8
+        load = Load(1, made, given, given * rng.randrange(300_000))
+        expected, true = meter.cost.seconds(load), truth.seconds(load)
+        if number > 1000:
+            assert 0.8 * true < expected < 1.2 * true
+        meter.observe(load, true * rng.uniform(0.9, 1.1) * (20 if rng.random() < 0.01 else 1))
+
+
+@pytest.mark.parametrize("start", [0, 128, 300_000])
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.08, 3.0])
+@pytest.mark.parametrize("cost", TRUTHS.values(), ids=TRUTHS.keys())
+def test_the_rows_within_a_time_are_the_most_that_cost_no_more(cost, start, seconds):
+    rows = cost.rows_within(seconds, start)
+    assert cost.rows_seconds(start, rows) <= seconds
+    assert cost.rows_seconds(start, rows + 1) > seconds * (1 - 1e-9)
