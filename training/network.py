@@ -270,11 +270,11 @@ class Network:
         entries of its row under `bias`; one softmax over both and the sink."""
         size, heads, dim = self.config.window, self.config.num_heads, self.config.head_dim
         blocks = t // size
-        rows = window.view(b, blocks, size, dim)
+        rows = window.reshape(b, blocks, size, dim)
         earlier = F.pad(rows, (0, 0, 0, 0, 1, 0))[:, :-1]
         rows = torch.cat([earlier, rows], dim=2).flatten(0, 1)  # [B blocks, 256, K]
         q = q * dim**-0.5
-        by_block = q.view(b * blocks, size * heads, dim)
+        by_block = q.reshape(b * blocks, size * heads, dim)
         near = torch.bmm(by_block, rows.transpose(1, 2)).view(b, blocks, size, heads, 2 * size)
         near.add_(_window_bias(blocks, size, q.device).to(near.dtype))
         parts = [near.view(b, t, heads, 2 * size)]
@@ -284,7 +284,7 @@ class Network:
             spare = -entries.shape[1] % 8  # rows of products stay 16-byte aligned
             entries = F.pad(entries, (0, 0, 0, spare))
             count = entries.shape[1]
-            far = torch.bmm(q.view(b, t * heads, dim), entries.transpose(1, 2))
+            far = torch.bmm(q.reshape(b, t * heads, dim), entries.transpose(1, 2))
             bias = F.pad(bias, (0, spare), value=-math.inf).unsqueeze(2)
             parts.append(far.view(b, t, heads, count).add_(bias.to(far.dtype)))
         sinks = F.pad(sink.to(q.dtype)[:, None], (0, 7), value=-math.inf)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(ROOT)  # not this folder, whose modules have common names
 
 NEEDED = ("deepseek_recipe", "msgspec", "numpy", "tokenizers", "torch")
 SCORING_S = 60.0
@@ -142,6 +142,8 @@ def main() -> None:
     (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     _plot(out)
     shutil.rmtree(scratch)
+    if device.type == "cuda":
+        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
     print(f"done after {time.monotonic() - begun:.0f} s", flush=True)
 
 
