@@ -1,12 +1,11 @@
 """Reads a config.json strictly and derives what each layer is. Knows no tensor and no torch."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from relight.base.errors import BadConfig
-from relight.base.fields import Fields
+from relight.base.fields import Fields, load_json
 
 AttentionKind = Literal["sliding", "csa", "hca"]
 RoutingKind = Literal["hash", "bias"]
@@ -118,7 +117,9 @@ WITHOUT_EFFECT = frozenset(
 )
 """Known fields that say nothing about inference."""
 
-PAGE = 128
+MAX_EXPERTS = 2**18  # ten times V4-Pro's; the table of tensors has six for each
+
+PAGE_TOKENS = 128
 """Tokens of a page. Windows and ratios divide it, so that nothing reaches across a page's edge
 except what a boundary record holds."""
 
@@ -136,7 +137,7 @@ def read_config(path: Path) -> ParsedConfig:
     """Reads a config.json, or the one in a folder. Raises BadConfig."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = json.loads(file.read_bytes())
+        data = load_json(file.read_bytes())
     except FileNotFoundError:
         raise BadConfig(
             f"{file}: not found; wanted the config.json of a DeepSeek-V4 checkpoint; "
@@ -266,7 +267,7 @@ def _attention(ratio: int) -> AttentionKind | None:
         return "sliding"
     if ratio == 4:
         return "csa"
-    return "hca" if ratio > 4 and PAGE % ratio == 0 else None
+    return "hca" if ratio > 4 and PAGE_TOKENS % ratio == 0 else None
 
 
 def _layers(fields: Fields) -> tuple[tuple[LayerSpec, ...], int]:
@@ -362,24 +363,28 @@ def _draft(fields: Fields, num_stages: int, num_layers: int) -> DraftSpec:
 
 def _check_agreement(fields: Fields, config: ModelConfig) -> None:
     """Contradictions between fields that are each fine alone."""
-    rope, heads = config.rope_dim, config.num_heads
-    vocab = config.vocab_size
-    token_limit = f"below vocab_size {vocab}"
+    rope, heads, index = config.rope_dim, config.num_heads, config.index_dim
+    vocab, token_limit = config.vocab_size, f"below vocab_size {config.vocab_size}"
     packed = 32 if config.expert_format == "fp4" else 1
     for name, agrees, wanted in (
         ("qk_rope_head_dim", rope % 2 == 0, "an even number: it is rotated in pairs"),
         ("qk_rope_head_dim", rope <= config.head_dim, f"at most head_dim {config.head_dim}"),
-        (
-            "qk_rope_head_dim",
-            rope <= config.index_dim,
-            f"at most index_head_dim {config.index_dim}",
-        ),
+        ("qk_rope_head_dim", rope <= index, f"at most index_head_dim {index}"),
         ("o_groups", heads % config.o_groups == 0, f"a divisor of num_attention_heads {heads}"),
-        ("sliding_window", PAGE % config.window == 0, f"a divisor of the page of {PAGE} tokens"),
+        (
+            "sliding_window",
+            PAGE_TOKENS % config.window == 0,
+            f"a divisor of the page of {PAGE_TOKENS} tokens",
+        ),
         (
             "num_experts_per_tok",
             config.experts_per_token <= config.num_experts,
             f"at most n_routed_experts {config.num_experts}",
+        ),
+        (
+            "n_routed_experts",
+            config.num_experts * config.num_layers <= MAX_EXPERTS,
+            f"at most {MAX_EXPERTS:,} experts in all {config.num_layers:,} layers",
         ),
         ("bos_token_id", config.bos_token_id < vocab, token_limit),
         ("eos_token_id", config.eos_token_id < vocab, token_limit),

@@ -1,10 +1,28 @@
 """Reads the fields of a JSON object strictly, by name and type. Knows no model."""
 
+import json
+from collections import Counter
 from collections.abc import Collection
 from math import inf
 from typing import NoReturn
 
 from relight.base.errors import BadConfig
+
+LARGEST = 2**31 - 1
+"""Of an integer. No size of a model comes near; shapes of larger ones would not fit in 64 bits."""
+
+
+def load_json(text: bytes) -> object:
+    """Raises ValueError, also for a name that appears twice in an object, and RecursionError."""
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{name} appears twice")
+    return data
 
 
 class Fields:
@@ -41,15 +59,17 @@ class Fields:
 
     def integer(self, name: str, least: int = 1) -> int:
         value = self.raw(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.refuse(name, f"an integer of at least {least}", _COPY)
+        if type(value) is not int or not least <= value <= LARGEST:
+            self.refuse(name, f"an integer of at least {least} and at most {LARGEST}", _COPY)
         return value
 
     def number(self, name: str) -> float:
         value = self.raw(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+        if type(value) is int and 0 < value <= LARGEST:
+            value = float(value)
+        if not isinstance(value, float) or not 0 < value < inf:
             self.refuse(name, "a finite number above 0", _COPY)
-        return float(value)
+        return value
 
     def integers(self, name: str) -> tuple[int, ...]:
         value = self.raw(name)

@@ -3,14 +3,13 @@
 Every fault is a BadCheckpoint that names the file, what was found, what was wanted and the remedy.
 """
 
-import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from relight.base.errors import BadCheckpoint
+from relight.base.fields import load_json
 from relight.base.tensors import DTYPE_BYTES
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
@@ -105,14 +104,6 @@ def fault(file: Path, found: str, wanted: str, remedy: str) -> BadCheckpoint:
 
 def parse_json(file: Path, text: bytes) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
+        return load_json(text)
     except (ValueError, RecursionError) as error:
         raise fault(file, f"has bad JSON ({error})", "well-formed JSON", FETCH) from error
-
-
-def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{name} appears twice")
-    return data

@@ -18,11 +18,11 @@ that an accepted one reads: rewinding by up to that many rows is setting a lengt
 from collections import defaultdict
 from dataclasses import dataclass
 
+from relight.base.config import PAGE_TOKENS as PAGE_TOKENS  # whoever lays out needs it
 from relight.base.config import ModelConfig
 from relight.base.formats import RowFormat, float_row, index_row, kv_row
 from relight.base.numerics import Numerics
 
-PAGE_TOKENS = 128
 REWIND_ROWS = 16
 OVERLAP_RATIO = 4
 ALIGNMENT = 16

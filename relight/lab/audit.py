@@ -11,13 +11,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from relight.base.config import PAGE_TOKENS
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
 
 Verdict = Literal["kept", "not kept", "not checked"]
-
-PAGE_TOKENS = 128  # a boundary where state can be reused; prompts here reach over several
-
 
 LIMITS = {"max_context": 1024, "num_slots": 8, "cache_bytes": 0, "record_bytes": 0}
 """Room for the requests of an audit and little more: it starts many engines."""

@@ -230,7 +230,24 @@ def test_a_config_of_save_pretrained_is_sent_to_convert():
         parse_config(data)
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "not JSON"), ("[1]", "a JSON object")])
+@pytest.mark.parametrize("field", REQUIRED)
+def test_a_senseless_value_is_refused_by_name(field):
+    huge = 10**400
+    for value in (None, "x", -1, 2**63, 1e400, [], {}, huge, -huge):
+        with pytest.raises(BadConfig, match=field):
+            parse_config({**fields(), field: value})
+
+
+@pytest.mark.parametrize("change", [{"n_routed_experts": 2**30}, {"num_hidden_layers": 2**30}])
+def test_a_slip_in_a_count_is_refused_before_tensors_are_listed(change):
+    with pytest.raises(BadConfig, match=next(iter(change))):
+        parse_config({**fields(), **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "not JSON"), ("[1]", "a JSON object"), ('{"a": 1, "a": 2}', "a appears twice")],
+)
 def test_a_damaged_config_file_is_named(tmp_path, text, says):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadConfig, match=says) as caught:
