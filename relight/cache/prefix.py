@@ -220,13 +220,16 @@ class PrefixIndex:
         self._remove(entry)
         return True
 
-    def discard(self, path: Sequence[Entry]) -> None:
-        """Frees the pages of a chain, the last first, up to one that is held or that another page
-        depends on: what they hold is not to be trusted."""
-        for entry in reversed(path):
-            if entry.num_children or self.pool.is_held(entry.page):
-                return
-            self._remove(entry)
+    def discard(self, top: Entry) -> None:
+        """Frees a page and all that depend on it, since what they hold is not to be trusted; those
+        that are held stay, and so do those that these depend on."""
+        doomed = {top.key}
+        for entry in self._by_page.values():  # a page stands after the one that it depends on
+            if entry.parent is not None and entry.parent.key in doomed:
+                doomed.add(entry.key)
+        for entry in reversed([e for e in self._by_page.values() if e.key in doomed]):
+            if not entry.num_children and not self.pool.is_held(entry.page):
+                self._remove(entry)
 
     def _remove(self, entry: Entry) -> None:
         assert entry.parent is not None

@@ -302,15 +302,16 @@ class Scheduler:
 
     def _give_up(self, work: Work, now: float) -> TokenDelta:
         """No token could be drawn. Nobody knows since when what the sequence wrote is no number, so
-        nothing that only it uses stays findable."""
-        sequence, path = work.sequence, tuple(work.sequence.path)
+        nothing that it used stays findable, but for what others hold."""
+        sequence, top = work.sequence, next(iter(work.sequence.path), None)
         self.holdings.cancel(sequence, work.take)
         reason = (
             f"no token can be drawn at position {len(sequence.tokens)}: the logits are not finite "
             "(damaged weights, or a fault of a kernel or the device), or every token is banned"
         )
         delta = self._end(sequence, "error", now, error=reason)
-        self.index.discard(path)
+        if top is not None:
+            self.index.discard(top)
         return delta
 
     def _append(
