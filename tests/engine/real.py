@@ -21,7 +21,7 @@ from relight.cache.layout import PAGE_TOKENS, layout
 from relight.cache.prefix import GIVEN, MADE
 from relight.engine import sequence
 from relight.engine.assemble import assemble, choose_numerics
-from relight.engine.plan import Draw, StepPlan
+from relight.engine.plan import Draw, Drawn, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import draw_tokens
 from relight.model.weights import load_weights
@@ -50,9 +50,9 @@ def words(seed: int | str, count: int) -> list[int]:
     return [draw.randrange(4, VOCAB) for _ in range(count)]
 
 
-def sampled(max_tokens: int, seed: int = 7) -> SamplingParams:
+def sampled(max_tokens: int, seed: int = 7, **more: object) -> SamplingParams:
     """A sampled token hangs on more of the logits than the largest one."""
-    return SamplingParams(temperature=1.0, seed=seed, max_tokens=max_tokens)
+    return SamplingParams(seed=seed, max_tokens=max_tokens, **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -87,8 +87,8 @@ class RealEngine:
         checkpoint: Path,
         device: str,
         *,
-        pages: int = 128,
-        records: int = 64,
+        pages: int = 24,
+        records: int = 12,
         slots: int = 4,
         **settings: object,
     ) -> None:
@@ -112,8 +112,15 @@ class RealEngine:
         self.index = self.scheduler.index
         assert isinstance(loop._runner, Runner)
         self.runner = loop._runner
-        for blocks in (self.runner.pool.pages, self.runner.pool.slots, self.runner.pool.records):
-            blocks.bytes.random_(0, 255)
+        pool = self.runner.pool
+        self._memory = (
+            (pool.pages, self.index.pool._free),
+            (pool.records, self.index.records._free),
+            (pool.slots, self.scheduler._free_slots),
+        )
+        self._noise = [torch.empty_like(blocks.bytes) for blocks, _ in self._memory]
+        for (blocks, _), noise in zip(self._memory, self._noise, strict=True):
+            blocks.bytes.copy_(noise.random_(0, 255))
         self.answers: dict[str, Answer] = {}
         self.requests: dict[str, Request] = {}
         self.sequences: dict[str, sequence.Sequence] = {}
@@ -125,7 +132,7 @@ class RealEngine:
 
     # -- what the runner sees
 
-    def _watch(self, plan: StepPlan) -> list[int]:
+    def _watch(self, plan: StepPlan) -> list[Drawn]:
         """Whatever the step will write can be found by nobody yet, and is held by one."""
         self.plans.append(plan)
         try:
@@ -141,7 +148,7 @@ class RealEngine:
             raise
         return self._execute(plan)
 
-    def _tap(self, draws: Sequence[Draw], logits: Tensor) -> list[int]:
+    def _tap(self, draws: Sequence[Draw], logits: Tensor) -> list[Drawn]:
         by_slot = {s.slot: s.request.id for s in self.scheduler.running}
         for draw, row in zip(draws, logits, strict=True):
             self.answers[by_slot[draw.slot]].logits.append(row.clone().cpu())
@@ -157,11 +164,12 @@ class RealEngine:
         seed: int = 7,
         salt: str = "",
         hints: Sequence[int] = (),
+        **sampling: object,
     ) -> str:
         request = Request(
             id=f"r{next(self._ids)}",
             prompt=tuple(prompt),
-            sampling=sampled(max_tokens, seed),
+            sampling=sampled(max_tokens, seed, **sampling),
             record_hints=tuple(hints),
             cache_salt=salt,
         )
@@ -189,12 +197,10 @@ class RealEngine:
 
     def until(self, done: Callable[[], bool]) -> None:
         """Whatever nobody holds and nobody can find becomes noise after each step."""
-        for _ in range(2000):
-            if done():
-                return
+        while not done():
+            assert not self.loop.idle, "it never came to that"
             self.step()
             self.poison_free()
-        raise AssertionError("it never came to that")
 
     def ask(self, prompt: Sequence[int], **options: object) -> Answer:
         """The answer to a request that has the engine to itself."""
@@ -244,15 +250,9 @@ class RealEngine:
 
     def poison_free(self) -> None:
         """Noise in all pages, records and slots that nobody holds and nobody can find."""
-        pool = self.runner.pool
-        for blocks, free in (
-            (pool.pages, self.index.pool._free),
-            (pool.records, self.index.records._free),
-            (pool.slots, self.scheduler._free_slots),
-        ):
+        for (blocks, free), noise in zip(self._memory, self._noise, strict=True):
             if free:
-                noise = torch.randint(0, 255, (len(free), blocks.spec.bytes), dtype=torch.uint8)
-                blocks.bytes[free] = noise.to(pool.device)
+                blocks.bytes[free] = noise[free]
 
 
 class ByHand:
