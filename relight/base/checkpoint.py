@@ -108,7 +108,9 @@ def _read_index(file: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise fault(file, "has no weight_map", "an object of tensor name to shard name", FETCH)
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or "/" in shard or shard in ("", ".", ".."):
+        # What cannot be printed, as NUL and lone surrogates, no file system takes.
+        named = isinstance(shard, str) and shard.isprintable() and "/" not in shard
+        if not named or shard in ("", ".", ".."):
             raise fault(file, f"maps {name} to {shard!r}", "the name of a file beside it", FETCH)
     return weight_map
 

@@ -13,6 +13,7 @@ from relight.base.fields import load_json
 from relight.base.tensors import DTYPE_BYTES
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+MAX_DIMS = 8  # no tensor of a model has more; bytes of more could be too long a number to print
 FETCH = "fetch the file again"
 
 
@@ -63,7 +64,7 @@ def _stored(file: Path, name: str, entry: object, start: int) -> StoredTensor:
             "dtype": str(dtype),
             "shape": list(shape),
             "data_offsets": [int(begin), int(end)],
-        } if all(type(extent) is int and extent >= 0 for extent in shape):
+        } if len(shape) <= MAX_DIMS and all(map(_is_extent, shape)):
             pass
         case _:
             raise fault(file, f"describes {name} badly", "dtype, shape and data_offsets", FETCH)
@@ -79,6 +80,10 @@ def _stored(file: Path, name: str, entry: object, start: int) -> StoredTensor:
             FETCH,
         )
     return StoredTensor(name, dtype, tuple(shape), file, start + begin, nbytes)
+
+
+def _is_extent(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _check_extents(file: Path, size: int, start: int, tensors: Mapping[str, StoredTensor]) -> None:

@@ -70,8 +70,8 @@ class Tokenizer:
             added = {token["content"]: int(token["id"]) for token in data["added_tokens"]}
             vocab: dict[str, int] = data["model"]["vocab"]
             kind = data["model"]["type"]
-        except (KeyError, TypeError) as error:
-            raise BadCheckpoint(f"{source} is not a tokenizer file: {error!r} is missing") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadCheckpoint(f"{source} is not a tokenizer file: {error!r}") from None
         if kind != "BPE":
             raise BadCheckpoint(f"{source} holds a {kind} model; wanted byte-level BPE")
         self._text = _without_added_tokens(data, source)
@@ -94,6 +94,8 @@ class Tokenizer:
             raise BadCheckpoint(
                 f"{path} does not exist; copy tokenizer.json into the checkpoint folder"
             ) from None
+        except OSError as error:
+            raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
             raise BadCheckpoint(f"{path} is not JSON: {error}; fetch the file again") from None
         return cls(data, source=str(path), trust=trust)

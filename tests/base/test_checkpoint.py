@@ -203,6 +203,10 @@ def negative_shape(folder: Path) -> None:
     edit_header(folder, lambda header: header[WKV].update(shape=[-128, -128]))
 
 
+def endless_shape(folder: Path) -> None:
+    edit_header(folder, lambda header: header[WKV].update(shape=[2**62] * 300))
+
+
 def unknown_dtype(folder: Path) -> None:
     edit_header(folder, lambda header: header[WKV].update(dtype="F7"))
 
@@ -239,6 +243,10 @@ def index_out_of_the_folder(folder: Path) -> None:
     edit_json(
         folder / INDEX_NAME, lambda index: index["weight_map"].update({WKV: "../other.safetensors"})
     )
+
+
+def index_names_no_file(folder: Path) -> None:
+    edit_json(folder / INDEX_NAME, lambda index: index["weight_map"].update({WKV: "a\0b"}))
 
 
 def forget_in_index(folder: Path) -> None:
@@ -317,6 +325,7 @@ TEMPLATE = [
     (reach_beyond_the_file, SHARD, "leaves a gap behind", "it at byte"),
     (wrong_extent, SHARD, f"gives {WKV} the bytes", "16,384 bytes"),
     (negative_shape, SHARD, f"describes {WKV} badly", "dtype, shape"),
+    (endless_shape, SHARD, f"describes {WKV} badly", "dtype, shape"),
     (unknown_dtype, SHARD, f"{WKV} in dtype F7", "F8_E4M3"),
     (entry_without_offsets, SHARD, f"describes {WKV} badly", "data_offsets"),
     (repeat_in_header, SHARD, f"{WKV} appears twice", "well-formed JSON"),
@@ -325,6 +334,7 @@ TEMPLATE = [
     (index_in_utf16, INDEX_NAME, "bad JSON", "well-formed JSON"),
     (empty_index, INDEX_NAME, "has no weight_map", "tensor name to shard name"),
     (index_out_of_the_folder, INDEX_NAME, "'../other.safetensors'", "a file beside it"),
+    (index_names_no_file, INDEX_NAME, "'a\\x00b'", "a file beside it"),
     (forget_in_index, SHARD, f"holds {WKV} as well", "the index lacks"),
     (index_lists_what_is_nowhere, SHARD, "lacks ghost.weight", INDEX_NAME),
     (drop_shard, "model-00002-of-00002", "is missing", "every shard"),

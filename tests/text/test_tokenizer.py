@@ -129,8 +129,11 @@ def test_truncation_and_padding_of_the_file_are_not_obeyed(tiny_folder):
     assert len(edited(tiny_folder, truncate).encode_text("a b c d e f")) > 2
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_or_unreadable_file_is_named(tmp_path):
     with pytest.raises(BadCheckpoint, match=r"tokenizer\.json does not exist"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json cannot be read: Is a directory"):
         Tokenizer.load(tmp_path)
 
 
@@ -140,6 +143,7 @@ def test_a_missing_file_is_named(tmp_path):
         ("{", "is not JSON"),
         ("{}", "not a tokenizer file"),
         ("[]", "not a tokenizer file"),
+        ('{"added_tokens": [{"content": "x", "id": "x"}]}', "not a tokenizer file"),
         ('{"added_tokens": [], "model": {"type": "Unigram", "vocab": []}}', "Unigram"),
         ('{"added_tokens": [], "model": {"type": "BPE", "vocab": {}}}', "`tokenizers` reads"),
     ],
