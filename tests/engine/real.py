@@ -21,9 +21,10 @@ from relight.cache.layout import PAGE_TOKENS, layout
 from relight.cache.prefix import GIVEN, MADE
 from relight.engine import sequence
 from relight.engine.assemble import assemble, choose_numerics
-from relight.engine.plan import Draw, Drawn, StepPlan
+from relight.engine.plan import Draw, StepPlan
 from relight.engine.runner import Runner
-from relight.engine.sampler import draw_tokens
+from relight.engine.sampler import Sampled, draw_tokens
+from relight.engine.steps import InTurn
 from relight.model.weights import load_weights
 from tests.model.harness import GOLDEN, Driver, same_bits
 
@@ -102,6 +103,7 @@ class RealEngine:
                 cache_bytes=(pages + 1) * spec.page.bytes,
                 record_bytes=max(records, slots) * spec.record.bytes,
                 step_target=0,  # no clock decides what a step holds
+                overlap="off",
                 **settings,  # type: ignore[arg-type]
             ),
             lambda done, total: None,
@@ -110,8 +112,9 @@ class RealEngine:
         self.loop = loop
         self.scheduler = loop._scheduler
         self.index = self.scheduler.index
-        assert isinstance(loop._runner, Runner)
-        self.runner = loop._runner
+        assert isinstance(loop._steps, InTurn)
+        assert isinstance(loop._steps._runner, Runner)
+        self.runner = loop._steps._runner
         pool = self.runner.pool
         self._memory = (
             (pool.pages, self.index.pool._free),
@@ -127,12 +130,12 @@ class RealEngine:
         self.plans: list[StepPlan] = []
         self.mistake: AssertionError | None = None
         self._ids = itertools.count()
-        self._execute, self.runner.execute = self.runner.execute, self._watch  # type: ignore
+        self._launch, self.runner.launch = self.runner.launch, self._watch  # type: ignore
         self._draw, self.runner._draw = self.runner._draw, self._tap  # type: ignore
 
     # -- what the runner sees
 
-    def _watch(self, plan: StepPlan) -> list[Drawn]:
+    def _watch(self, plan: StepPlan) -> Sampled | None:
         """Whatever the step will write can be found by nobody yet, and is held by one."""
         self.plans.append(plan)
         try:
@@ -146,9 +149,9 @@ class RealEngine:
         except AssertionError as error:  # not a fault of the device, which a loop survives
             self.mistake = error
             raise
-        return self._execute(plan)
+        return self._launch(plan)
 
-    def _tap(self, draws: Sequence[Draw], logits: Tensor) -> list[Drawn]:
+    def _tap(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
         by_slot = {s.slot: s.request.id for s in self.scheduler.running}
         for draw, row in zip(draws, logits, strict=True):
             self.answers[by_slot[draw.slot]].logits.append(row.clone().cpu())

@@ -56,7 +56,10 @@ def test_the_same_prompt_twice_and_a_longer_one_give_the_bits_of_cold_runs(
 
 
 @pytest.mark.slow
-def test_4096_and_4097_tokens_twice_give_the_bits_of_cold_runs(engine: RealEngine) -> None:
+def test_4096_and_4097_tokens_twice_give_the_bits_of_cold_runs(
+    checkpoint: Path, device: str
+) -> None:
+    engine = RealEngine(checkpoint, device, pages=72)
     cold = {length: engine.ask(TEXT[:length], salt=str(length)) for length in (4096, 4097)}
     for length, salt, cached in ((4096, 4096, 3968), (4097, 4097, 4096), (4097, 4096, 4096)):
         warm = engine.ask(TEXT[:length], salt=str(salt))
@@ -153,12 +156,11 @@ def test_after_a_cancelled_request_what_it_committed_is_reused(
     engine = RealEngine(checkpoint, device, max_step_tokens=100)
     prompt, wanted = TEXT[:253], by_hand.answer(TEXT[:253], 5)
     id = engine.add(prompt, max_tokens=40)
-    while engine.sequences[id].computed < 200 or len(engine.answers[id].tokens) < made:
-        engine.step()
+    found = engine.sequences[id]
+    engine.until(lambda: found.computed >= 200 and found.num_made >= made)
     engine.abort(id)
     assert_begins(wanted, engine.answers[id])
     engine.check_all_given_back()
-    engine.poison_free()
     warm = engine.ask(prompt, max_tokens=5)
     assert warm.cached == 128
     assert_equal(warm, wanted)
@@ -170,8 +172,7 @@ def test_after_a_cancelled_request_what_it_committed_is_reused(
 def test_pages_that_another_request_holds_are_shared(engine: RealEngine, by_hand: ByHand) -> None:
     prompt = TEXT[:257]
     first = engine.add(prompt, max_tokens=6)
-    while not engine.answers[first].tokens:
-        engine.step()
+    engine.until(lambda: bool(engine.answers[first].tokens))
     second = engine.add(prompt)
     longer = engine.add(TEXT[:300], seed=8)
     engine.step()
@@ -190,8 +191,7 @@ def test_equal_prompts_that_are_read_at_once_end_up_in_the_same_pages(
     engine = RealEngine(checkpoint, device, max_step_tokens=180)
     prompt = TEXT[:257]
     ids = [engine.add(prompt, max_tokens=3, seed=seed) for seed in (7, 8)]
-    while any(engine.sequences[id].computed < 257 for id in ids):
-        engine.step()
+    engine.until(lambda: all(engine.answers[id].tokens for id in ids))
     first, second = (engine.sequences[id].pages for id in ids)
     assert first[:2] == second[:2]
     engine.run()
@@ -241,7 +241,6 @@ def test_nothing_of_a_failed_step_is_reused(
         for _ in range(2):
             assert engine.ask(prompt).finish == "error"
     engine.check_all_given_back()
-    engine.poison_free()
     found = engine.ask(prompt)
     assert found.cached == cached
     assert_equal(found, by_hand.answer(prompt))
