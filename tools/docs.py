@@ -56,7 +56,7 @@ def commands() -> Iterator[str]:
         if own:
             yield "| parameter | meaning |\n| --- | --- |"
             for param in own:
-                yield f"| {_usage(param)} | {param.help or ''} |"
+                yield f"| {_usage(param)} | {param.help or ''}{_default(param)} |"
             yield ""
         groups = {KNOBS[param.name].group for param in command.params if param.name in KNOBS}
         if groups:
@@ -68,6 +68,13 @@ def _usage(param: Any) -> str:
     if param.param_type_name == "argument":
         return f"`{param.name.upper()}`" + ("" if param.required else " (optional)")
     return " ".join(f"`{option}`" for option in [*param.opts, *param.secondary_opts])
+
+
+def _default(param: Any) -> str:
+    """A switch is off unless its help or a second name says otherwise."""
+    if isinstance(param.default, bool):
+        return f" [default: {'on' if param.default else 'off'}]" if param.secondary_opts else ""
+    return "" if param.default in (None, "") or param.required else f" [default: {param.default}]"
 
 
 def metrics() -> Iterator[str]:

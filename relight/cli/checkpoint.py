@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 FOLDER = Annotated[Path, typer.Argument(help="Folder to write, made if it is not there.")]
+FORCE = Annotated[bool, typer.Option("--force", help="Overwrite a checkpoint that is there.")]
 
 
 def inspect(
@@ -37,13 +38,20 @@ def synth(
     config: Annotated[
         Path | None, typer.Option(help="A config.json to take the sizes from instead.")
     ] = None,
-    layers: Annotated[int, typer.Option(help="Only the first layers of the preset; 0: all.")] = 0,
+    layers: Annotated[
+        int, typer.Option(min=0, help="Only the first layers of the preset; 0: all.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of all values.")] = 0,
     sparse: Annotated[
-        bool, typer.Option(help="Headers and full sizes without data: zeros, almost no disk.")
+        bool,
+        typer.Option(
+            "--sparse", help="Headers and full sizes without data: zeros, almost no disk."
+        ),
     ] = False,
-    tokenizer: Annotated[bool, typer.Option(help="Add the public V4 tokenizer.")] = True,
-    force: Annotated[bool, typer.Option(help="Overwrite a checkpoint that is there.")] = False,
+    tokenizer: Annotated[
+        bool, typer.Option("--tokenizer/--no-tokenizer", help="Add the public V4 tokenizer.")
+    ] = True,
+    force: FORCE = False,
 ) -> None:
     """Write a random checkpoint in the official layout, of any size, the same for the same seed.
 
@@ -79,9 +87,10 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Folder that transformers saved.")],
     folder: FOLDER,
     quantise: Annotated[
-        bool, typer.Option(help="Round weights that do not lie on FP8 and FP4 grids.")
+        bool,
+        typer.Option("--quantise", help="Round weights that do not lie on FP8 and FP4 grids."),
     ] = False,
-    force: Annotated[bool, typer.Option(help="Overwrite a checkpoint that is there.")] = False,
+    force: FORCE = False,
 ) -> None:
     """Rewrite a V4 model that transformers saved in the official layout.
 

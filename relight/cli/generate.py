@@ -15,6 +15,8 @@ from relight.cli.options import ENGINE, with_settings
 if TYPE_CHECKING:
     from relight.session import Piece
 
+MODELS_OWN = "[default: what generation_config.json says, else 1]"
+
 
 @with_settings(*ENGINE)
 def generate(
@@ -24,14 +26,21 @@ def generate(
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     raw: Annotated[
-        bool, typer.Option(help="Continue the text as it is, without a conversation around it.")
+        bool,
+        typer.Option("--raw", help="Continue the text as it is, without a conversation around it."),
     ] = False,
     system: Annotated[str, typer.Option(help="System message of the conversation.")] = "",
     thinking: Annotated[bool, typer.Option(help="Think before answering.")] = True,
     effort: Annotated[str | None, typer.Option(help="How long to think: high or max.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 256,
-    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Share of probability to draw from.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to make.")] = 256,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help=f"0: always the likeliest token. {MODELS_OWN}"),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help=f"Share of probability to draw from. {MODELS_OWN}"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
 ) -> None:
     """Answer one prompt without a server; reasoning goes to standard error.

@@ -8,6 +8,8 @@ from relight import __version__
 from relight.base.errors import RelightError
 from relight.cli import checkpoint, generate, run, show
 
+REMEDY = "give another path, or see to its rights and to free space"
+
 app = typer.Typer(
     name="relight",
     help="Relight: an inference engine and server for DeepSeek-V4-Flash.",
@@ -43,4 +45,10 @@ def main() -> None:
         app()
     except RelightError as problem:
         show.error(problem.message)
-        sys.exit(2)
+    except OSError as problem:
+        if problem.strerror is None:  # raised by code, not by the system
+            raise
+        show.error(f"{problem.filename or 'the system'}: {problem.strerror}; {REMEDY}")
+    else:
+        return
+    sys.exit(2)

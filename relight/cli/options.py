@@ -49,10 +49,10 @@ def _parameter(knob: Knob) -> inspect.Parameter:
     switch = knob.kind == "bool"
     option = typer.Option(
         f"{knob.flag}/--no-{knob.flag[2:]}" if switch else knob.flag,
-        help=knob.help[0].upper() + knob.help[1:] + ".",
-        show_default=False if knob.required else knob.show(knob.default) or "empty",
+        help=_help(knob),
+        show_default=False,  # the value of a flag that is not given is None, not the default
         rich_help_panel=f"Settings: {knob.group}",
-        metavar=None if switch else _metavar(knob),
+        metavar="" if switch else _metavar(knob),
     )
     kind: Any = bool | None if switch else str | None
     return inspect.Parameter(
@@ -61,6 +61,11 @@ def _parameter(knob: Knob) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind, option],
     )
+
+
+def _help(knob: Knob) -> str:
+    text = f"{knob.help[0].upper()}{knob.help[1:]}."
+    return text if knob.required else f"{text} [default: {knob.show(knob.default) or 'empty'}]"
 
 
 def _metavar(knob: Knob) -> str:

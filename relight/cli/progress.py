@@ -23,7 +23,8 @@ Progress = Callable[[int, int], None]
 def load_bar(
     console: Console, doing: str = "loading weights", did: str = "loaded"
 ) -> Iterator[Progress]:
-    """A progress callback that draws a bar while the context is open, then prints one line."""
+    """A progress callback that draws a bar while the context is open, then prints one line if
+    anything was moved."""
     columns = (
         TextColumn(doing),
         BarColumn(),
@@ -32,20 +33,24 @@ def load_bar(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    started, loaded = time.monotonic(), 0
+    started: float | None = None
+    loaded = 0
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("load", total=None)
 
         def show(done: int, total: int) -> None:
-            nonlocal loaded
+            nonlocal started, loaded
+            if started is None:  # not before: a process may take seconds until it reads
+                started = time.monotonic()
             loaded = done
             bar.update(task, completed=done, total=total)
 
         yield show
-    console.print(load_line(loaded, time.monotonic() - started, did))
+    if started is not None and loaded:
+        console.print(load_line(loaded, time.monotonic() - started, did))
 
 
 def load_line(nbytes: int, seconds: float, did: str = "loaded") -> str:
-    """`loaded 3.0 GB in 1.5 s (2.0 GB/s)`; GB is 10^9 bytes."""
+    """`loaded 3.00 GB in 1.5 s (2.00 GB/s)`; GB is 10^9 bytes."""
     rate = nbytes / max(seconds, 1e-9)
-    return f"{did} {nbytes / 1e9:,.1f} GB in {seconds:.1f} s ({rate / 1e9:.1f} GB/s)"
+    return f"{did} {nbytes / 1e9:,.2f} GB in {seconds:.1f} s ({rate / 1e9:.2f} GB/s)"

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,12 +21,14 @@ def serve(loaded: Loaded) -> None:
 
     Example: `relight serve --model .cache/relight/tiny --port 8000`
     """
+    from relight.base.config import read_config
     from relight.cli.progress import load_bar
     from relight.serve.main import serve as serve_http
 
+    read_config(Path(loaded.settings.model))  # a wrong folder is told before anything is started
     logging.basicConfig(
         level=loaded.settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format="%(asctime)s %(levelname)s server: %(message)s",
     )
     show.settings(loaded)
     with ExitStack() as stack:
@@ -33,6 +36,7 @@ def serve(loaded: Loaded) -> None:
 
         def ready(told: "Ready") -> None:
             stack.close()
+            show.engine(told.info)
             show.memory(told.info)
             show.line(f"Serving {told.info.model} on {told.url}. Try:")
             show.line(told.curl)

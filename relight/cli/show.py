@@ -43,6 +43,13 @@ def settings(loaded: Loaded, groups: Collection[Group] = GROUPS) -> None:
     table("Settings in effect", ("setting", "value", "source"), loaded.table(groups))
 
 
+def engine(info: EngineInfo) -> None:
+    """What was derived from model and machine at load, and what computes the answers."""
+    made_of = [part.partition(" ")[::2] for part in info.operator.split("; ")]
+    rows = [("longest context", f"{info.max_context:,} tokens"), *made_of]
+    table("Engine", ("what", "value"), rows)
+
+
 def memory(info: EngineInfo) -> None:
     rows = [*info.memory, ("together", sum(size for _, size in info.memory))]
     table(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import typer
@@ -88,6 +89,20 @@ def test_an_error_is_one_line_and_exit_code_2(
         command_line.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "error: port is 'x' [flag]; wanted 0 to 65535\n"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "folder")
+    done = relight("synth", folder, "--no-tokenizer")
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if line.strip()]
+    assert folder in error
+
+
+def test_the_help_of_a_setting_shows_its_default() -> None:
+    text = relight("serve", "--help", COLUMNS="200").stdout
+    assert "Address to listen on. [default: 127.0.0.1]" in text
 
 
 def test_the_help_of_synth_names_every_preset() -> None:

@@ -50,6 +50,7 @@ def test_serve_prints_settings_memory_and_a_curl_line_that_works(checkpoint: str
     assert process.returncode == 0
     assert "data: [DONE]" in answer
     assert "flag --threads" in printed
+    assert "longest context" in printed
     assert "weights" in printed
     assert "boundary records" in printed
 
@@ -75,7 +76,7 @@ def test_generate_prints_the_answer_and_only_that_on_standard_output(
     assert capsys.readouterr().out == piped.out
 
 
-@pytest.mark.parametrize("command", ["generate", "audit"])
+@pytest.mark.parametrize("command", ["generate", "audit", "serve"])
 def test_a_missing_checkpoint_is_one_clear_line(
     command: str,
     tmp_path: Path,
