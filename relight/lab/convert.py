@@ -73,6 +73,12 @@ def convert(
         )
     parsed = _read_config(source)
     checkpoint = read_checkpoint(source)
+    if packed := [t for t in checkpoint.tensors.values() if t.dtype == "F8_E8M0"]:
+        raise BadCheckpoint(
+            f"{packed[0].file}: {packed[0].name} is F8_E8M0, so the weights are packed already; "
+            "wanted weights as transformers saves them; use the folder as it is",
+            param="source",
+        )
     specs = list(backbone_tensors(parsed.config))
     found = _locate(source, specs, checkpoint.tensors)
     with new_checkpoint(folder, parsed.config, force=force):
@@ -90,7 +96,8 @@ def _read_config(source: Path) -> ParsedConfig:
         data = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise BadConfig(
-            f"{file}: {error}; wanted the config.json of a saved model; give its folder",
+            f"{file}: {getattr(error, 'strerror', None) or error}; wanted the config.json of a "
+            "saved model; give its folder",
             param="source",
         ) from error
     if not isinstance(data, dict):
