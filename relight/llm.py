@@ -10,7 +10,7 @@ import msgspec
 
 from relight.base.errors import BadRequest
 from relight.base.settings import Settings, load
-from relight.session import Answer, Job, Options, Piece, Session, collect
+from relight.session import Answer, Job, Options, Piece, Session, collect, collect_all
 from relight.text.conversation import Conversation, Message, Tool
 
 Prompt = str | Sequence[int]
@@ -37,7 +37,8 @@ class LLM:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Answer]:
         """Continues raw prompts, all at once: texts, in which special tokens may be spelt, or ids.
-        `options` are the fields of `Options`. The answers come in the order of the prompts."""
+        `options` are the fields of `Options`. The answers come in the order of the prompts, with `n`
+        so many for each."""
         return asyncio.run(self._complete(_several(prompts), _options(options)))
 
     def chat(
@@ -51,11 +52,11 @@ class LLM:
     ) -> Answer:
         """Answers one conversation. A message may be a mapping with the fields of `Message`."""
         conversation = _conversation(messages, tools, thinking, effort)
-        return asyncio.run(self._chat(conversation, _options(options)))
+        return asyncio.run(self._chat(conversation, _one(options)))
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[Piece, None, None]:
         """As `generate` for one prompt, piece by piece. Closing the iterator ends the request."""
-        return self._pieces(self._session.complete(prompt, _options(options)))
+        return self._pieces(self._session.complete(prompt, _one(options)))
 
     def stream_chat(
         self,
@@ -68,7 +69,7 @@ class LLM:
     ) -> Generator[Piece, None, None]:
         """As `chat`, piece by piece. Closing the iterator ends the request."""
         conversation = _conversation(messages, tools, thinking, effort)
-        return self._pieces(self._session.chat(conversation, _options(options)))
+        return self._pieces(self._session.chat(conversation, _one(options)))
 
     def _pieces(self, asked: Coroutine[Any, Any, Job]) -> Generator[Piece, None, None]:
         with asyncio.Runner() as runner:
@@ -84,8 +85,9 @@ class LLM:
                 runner.run(pieces.aclose())
 
     async def _complete(self, prompts: Sequence[Prompt], options: Options) -> list[Answer]:
-        jobs = [await self._session.complete(prompt, options) for prompt in prompts]
-        return await asyncio.gather(*(collect(self._session.run(job)) for job in jobs))
+        asked = [await self._session.complete(prompt, options) for prompt in prompts]
+        jobs = [choice for job in asked for choice in self._session.choices(job)]
+        return await collect_all(self._session, jobs)
 
     async def _chat(self, conversation: Conversation, options: Options) -> Answer:
         job = await self._session.chat(conversation, options)
@@ -105,6 +107,13 @@ def _options(options: Mapping[str, Any]) -> Options:
         return msgspec.convert(options, Options)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{error}; see relight.session.Options") from error
+
+
+def _one(options: Mapping[str, Any]) -> Options:
+    found = _options(options)
+    if found.n != 1:
+        raise BadRequest(f"n is {found.n}, and this gives one answer; use generate()", param="n")
+    return found
 
 
 def _conversation(

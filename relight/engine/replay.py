@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from relight.base.errors import Unavailable
-from relight.base.types import EngineInfo, EngineStats, FinishReason, Request, TokenDelta
+from relight.base.types import EngineInfo, EngineStats, FinishReason, Logprobs, Request, TokenDelta
 from relight.engine.client import EngineState
 
 INFO = EngineInfo(
@@ -15,12 +15,18 @@ INFO = EngineInfo(
 )
 
 
+def certain(token: int) -> Logprobs:
+    """As if there had been no other token."""
+    return Logprobs(0.0)
+
+
 class ReplayClient:
     """Answers a request with `answer(request)`, `per_delta` tokens at a time.
 
     The answer ends as an engine would end it: "stop" with a stop token of the request, "length" at
     its `max_tokens`, else `finish` (with `error`) after the last token. An exception that `answer`
-    raises comes out of `generate`, as a refusal by an engine does. While `gate` is clear no delta
+    raises comes out of `generate`, as a refusal by an engine does. `score` makes the log
+    probabilities of a token, for requests that ask for them. While `gate` is clear no delta
     comes: so a test can hold an answer anywhere. `requests` and `aborted` tell what was asked.
     """
 
@@ -33,6 +39,7 @@ class ReplayClient:
         num_cached: int = 0,
         finish: FinishReason = "stop",
         error: str | None = None,
+        score: Callable[[int], Logprobs] = certain,
     ) -> None:
         self.answer = answer
         self.info = info
@@ -40,6 +47,7 @@ class ReplayClient:
         self.num_cached = num_cached
         self.finish = finish
         self.error = error
+        self.score = score
         self.gate = asyncio.Event()
         self.gate.set()
         self.condition: EngineState | None = None
@@ -65,6 +73,7 @@ class ReplayClient:
         if self.state() not in ("idle", "busy"):
             raise Unavailable(f"the engine is {self.state()}")
         self.requests.append(request)
+        scored = request.sampling.logprobs is not None
         tokens, finish = self._cut(request, self.answer(request))
         self.num_running += 1
         try:
@@ -77,6 +86,7 @@ class ReplayClient:
                 yield TokenDelta(
                     id=request.id,
                     tokens=chunk,
+                    logprobs=tuple(map(self.score, chunk)) if scored else (),
                     finish=finish if last else None,
                     error=self.error if last and finish == "error" else None,
                     num_cached=self.num_cached,

@@ -9,6 +9,7 @@ from relight.serve.decode import check_depth, shown
 from relight.serve.schema import (
     ChatCall,
     ChatMessage,
+    CompletionCall,
     Effort,
     FunctionTool,
     NamedToolChoice,
@@ -50,9 +51,35 @@ def options(call: SamplingFields) -> Options:
         include_stop=bool(call.include_stop_str_in_output),
         stop_token_ids=tuple(call.stop_token_ids or ()),
         ignore_eos=bool(call.ignore_eos),
+        min_tokens=call.min_tokens or 0,
+        frequency_penalty=call.frequency_penalty or 0.0,
+        presence_penalty=call.presence_penalty or 0.0,
+        repetition_penalty=call.repetition_penalty or 1.0,
+        logit_bias=call.logit_bias or {},
+        logprobs=_logprobs(call),
+        n=call.n or 1,
         parallel_tool_calls=parallel,
         cache_salt=call.cache_salt or "",
     )
+
+
+def _logprobs(call: SamplingFields) -> int | None:
+    """How many of the best tokens are told with each; None: no log probabilities."""
+    if isinstance(call, ChatCall):
+        if call.top_logprobs and not call.logprobs:
+            raise BadRequest(
+                f"top_logprobs is {call.top_logprobs} and logprobs is not true; set logprobs to "
+                "true or leave top_logprobs out",
+                param="top_logprobs",
+            )
+        return call.top_logprobs or 0 if call.logprobs else None
+    asked = call.logprobs if isinstance(call, CompletionCall) else None
+    if asked is True:
+        raise BadRequest(
+            "logprobs is true; send how many of the best tokens to tell with each, 0 to 20",
+            param="logprobs",
+        )
+    return None if asked is False else asked
 
 
 def check_stream_options(call: SamplingFields) -> bool:

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`. Knows the order of things; shapes are in `ask` and `wire`."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from relight.serve import ask, sse, wire
@@ -9,7 +9,16 @@ from relight.serve.exchange import Exchange
 from relight.serve.fields import CHAT_REFUSED
 from relight.serve.schema import ChatCall
 from relight.serve.server import Server
-from relight.session import Finish, Job, Options, Session, collect
+from relight.session import (
+    Finish,
+    Job,
+    Options,
+    Piece,
+    Scored,
+    Session,
+    collect_all,
+    together,
+)
 from relight.text.conversation import Conversation
 from relight.text.parse import Reasoning
 
@@ -24,7 +33,7 @@ async def chat_completions(server: Server, exchange: Exchange) -> None:
         conversation = ask.conversation(call.messages, call)
         options = ask.options(call)
     server.report_ignored(exchange, decoded.ignored)
-    with server.admit() as session:
+    with server.admit(options.n) as session:
         head = wire.Head(
             f"chatcmpl-{session.new_id()}", int(server.wall_clock()), model, include_usage
         )
@@ -42,29 +51,53 @@ async def _answer(
     head: wire.Head,
 ) -> None:
     with server.counted():
-        job = await session.chat(conversation, options)
+        jobs = session.choices(await session.chat(conversation, options))
     include_reasoning = call.include_reasoning is not False
     if call.stream:
-        events = _events(session, job, head, include_reasoning=include_reasoning)
+        events = _events(session, jobs, head, include_reasoning=include_reasoning)
         await exchange.stream(events, server.options.keep_alive_s)
-    else:
-        answer = await collect(session.run(job))
-        await exchange.reply_json(
-            wire.chat_completion(head, answer, include_reasoning=include_reasoning)
+        return
+    answers = await collect_all(session, jobs)
+    choices = [
+        wire.answer_choice(
+            index,
+            answer,
+            include_reasoning=include_reasoning,
+            logprobs=options.logprobs is not None,
         )
+        for index, answer in enumerate(answers)
+    ]
+    usages = [answer.finish.usage for answer in answers if answer.finish]
+    usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
+    await exchange.reply_json(wire.chat_completion(head, choices, usage))
 
 
 async def _events(
-    session: Session, job: Job, head: wire.Head, *, include_reasoning: bool
+    session: Session, jobs: Sequence[Job], head: wire.Head, *, include_reasoning: bool
 ) -> AsyncGenerator[bytes, None]:
-    yield head.chat_chunk([wire.first_choice()])
-    async with aclosing(session.run(job)) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, Reasoning) and not include_reasoning:
+    usages = []
+    scores: list[list[Scored]] = [[] for _ in jobs]  # sent with the text that they belong to
+    for index in range(len(jobs)):
+        yield head.chat_chunk([wire.first_choice(index)])
+    async with aclosing(together(session, jobs)) as pieces:
+        async for index, piece in pieces:
+            if not include_reasoning and _is_reasoning(piece):
                 continue
-            choice = wire.delta_choice(piece)
+            if isinstance(piece, Scored):
+                scores[index].append(piece)
+                continue
+            choice = wire.delta_choice(index, piece, scores[index])
             if choice is not None:
+                scores[index].clear()
                 yield head.chat_chunk([choice])
-            if isinstance(piece, Finish) and head.include_usage:
-                yield head.chat_chunk([], piece.usage)
+            if isinstance(piece, Finish):
+                usages.append((jobs[index], piece.usage))
+    if head.include_usage:
+        yield head.chat_chunk([], wire.total_usage(usages))
     yield sse.DONE
+
+
+def _is_reasoning(piece: Piece) -> bool:
+    if isinstance(piece, Scored):
+        return piece.section == "reasoning"
+    return isinstance(piece, Reasoning)

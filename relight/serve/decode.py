@@ -116,13 +116,14 @@ def _refuse(name: str, rule: Refused, value: object) -> None:
 
 def _explain(text: str, body: bytes) -> BadRequest:
     """msgspec's sentence → field, value, limit, remedy."""
-    what, _, at = text.partition(" - at `$")
-    path = at.rstrip("`").lstrip(".")
+    what, _, at = text.partition(" - at `")
+    in_key = at.startswith("key` in `")
+    path = at.removeprefix("key` in `").lstrip("$.").rstrip("`")
     missing = re.fullmatch(r"Object missing required field `(.+)`", what)
     if missing:
         param = f"{path}.{missing[1]}".lstrip(".")
         return BadRequest(f"{param} is required and missing; add it", param=param)
-    name = path or "the body"
+    name = f"every key of {path}" if in_key else path or "the body"
     expected = re.fullmatch(r"Expected `([^`]+)`(?:, got `([^`]+)`| (.+))?", what)
     if expected is None:
         return BadRequest(f"{name}: {what}; correct the value", param=path or None)
@@ -130,7 +131,7 @@ def _explain(text: str, body: bytes) -> BadRequest:
     wanted = " or ".join(_WORDS.get(word, word) for word in wanted.split(" | "))
     if limit:
         wanted = f"{wanted} {limit}"
-    found = _at(body, path) if path else None
+    found = _at(body, path) if path and not in_key else None
     found = found or _WORDS.get(got or "", got or "another value")
     return BadRequest(f"{name} must be {wanted}, found {found}; correct it", param=path or None)
 

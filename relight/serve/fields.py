@@ -1,7 +1,8 @@
 """What a call may name besides the fields of its schema: refused if it asks for what is not built,
 else ignored and reported. Knows names and neutral values, not what a field would do.
 
-Nothing that would change the answer is ignored. A value that asks for nothing (`n: 1`) is accepted.
+Nothing that would change the answer is ignored. A value that asks for nothing (`best_of: 1`) is
+accepted.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ class Refused:
     remedy: str = "leave the field out"
 
     def asks(self, value: object) -> bool:
-        """Whether `value` asks for the field. Types count: `n: true` is not `n: 1`."""
+        """Whether `value` asks for the field. Types count: `best_of: true` is not `best_of: 1`."""
         return value is not None and not any(_same(value, other) for other in self.neutral)
 
 
@@ -25,18 +26,11 @@ def _same(value: object, other: object) -> bool:
     return value == other
 
 
-_PENALTY = Refused((0,), "leave the field out or send 0")
 _CONSTRAINT = Refused((), "leave the field out, and check the answer instead")
 
 _COMMON = {
-    "n": Refused((1,), "send one request for each choice"),
-    "best_of": Refused((1,), "send one request for each choice"),
+    "best_of": Refused((1,), "ask for several answers with `n`"),
     "use_beam_search": Refused((False,)),
-    "frequency_penalty": _PENALTY,
-    "presence_penalty": _PENALTY,
-    "repetition_penalty": Refused((1,), "leave the field out or send 1"),
-    "logit_bias": Refused(({},)),
-    "min_tokens": Refused((0,), "leave the field out or send 0"),
     "prompt_logprobs": Refused((False,)),
     "allowed_token_ids": Refused(([],)),
     "bad_words": Refused(([],)),
@@ -53,8 +47,6 @@ _COMMON = {
 }
 
 CHAT_REFUSED = _COMMON | {
-    "logprobs": Refused((False,)),
-    "top_logprobs": Refused((0,)),
     "functions": Refused(([],), "describe them in `tools`"),
     "function_call": Refused(("auto", "none"), "use `tool_choice`"),
     "audio": Refused(),
@@ -65,7 +57,6 @@ CHAT_REFUSED = _COMMON | {
 }
 
 COMPLETION_REFUSED = _COMMON | {
-    "logprobs": Refused((False,)),
     "suffix": Refused(("",)),
 }
 

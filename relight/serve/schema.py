@@ -10,21 +10,29 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from relight.session.request import (
+    MAX_BIASES,
     MAX_STOP_IDS,
     MAX_STOPS,
+    Bias,
     CacheSalt,
+    Choices,
     MaxTokens,
     MinP,
+    MinTokens,
+    Penalty,
+    RepetitionPenalty,
     Seed,
     StopString,
     Temperature,
     TokenId,
     TopK,
+    TopLogprobs,
     TopP,
 )
 
 Stops = StopString | Annotated[list[StopString], MAX_STOPS]
 StopIds = Annotated[list[TokenId], MAX_STOP_IDS]
+LogitBias = Annotated[dict[TokenId, Bias], MAX_BIASES]
 Effort = str | int | float
 
 
@@ -49,6 +57,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
+    min_tokens: MinTokens | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    n: Choices | None = None
     cache_salt: CacheSalt | None = None
 
 
@@ -132,12 +146,16 @@ class ChatCall(PromptFields, kw_only=True):
     messages: list[ChatMessage]
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class CompletionCall(SamplingFields, kw_only=True):
-    """Body of `POST /v1/completions`. A list is one prompt of ids, or several prompts."""
+    """Body of `POST /v1/completions`. A list is one prompt of ids, or several prompts. `logprobs`
+    false is off."""
 
     prompt: str | list[TokenId | str | list[TokenId]]
+    logprobs: TopLogprobs | bool | None = None
 
 
 class TokenizeCall(PromptFields, kw_only=True):
@@ -204,11 +222,40 @@ class AnswerMessage(msgspec.Struct):
     tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
+class TokenLogprob(msgspec.Struct):
+    """`token` is text with U+FFFD where it is not UTF-8; `bytes` are exact."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Of the tokens whose text is in the answer. DeepSeek tells those of reasoning apart."""
+
+    content: list[ChatLogprob]
+    reasoning_content: list[ChatLogprob] | UnsetType = UNSET
+
+
+class TextLogprobs(msgspec.Struct):
+    """One entry for each token. A token that is not UTF-8 is spelt `bytes:\\xf0`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class AnswerChoice(msgspec.Struct):
     index: int
     message: AnswerMessage
     finish_reason: str
     stop_reason: str | int | None = None
+    logprobs: ChatLogprobs | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -232,6 +279,7 @@ class DeltaChoice(msgspec.Struct):
     delta: Delta
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    logprobs: ChatLogprobs | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -246,7 +294,7 @@ class ChatChunk(msgspec.Struct):
 class TextChoice(msgspec.Struct):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
 

@@ -1,5 +1,6 @@
 """Pieces and answers of the session → bodies and chunks of the wire. Knows no request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,16 +15,20 @@ from relight.serve.schema import (
     CalledFunction,
     ChatChunk,
     ChatCompletion,
+    ChatLogprob,
+    ChatLogprobs,
     Delta,
     DeltaChoice,
     ReasoningTokens,
     TextChoice,
     TextCompletion,
+    TextLogprobs,
+    TokenLogprob,
     ToolCallBody,
     ToolCallDelta,
     UsageBody,
 )
-from relight.session import Answer, CallStart, Finish, Piece
+from relight.session import Answer, CallStart, Candidate, Finish, Job, Piece, Scored
 from relight.text.parse import Content, Reasoning, ToolCallArguments
 
 
@@ -84,12 +89,30 @@ def usage_body(usage: Usage) -> UsageBody:
     )
 
 
-def first_choice() -> DeltaChoice:
-    return DeltaChoice(0, Delta(role="assistant", content=""))
+def total_usage(usages: Sequence[tuple[Job, Usage]]) -> Usage:
+    """Of all answers of one call; a prompt counts once, whatever the number of its answers."""
+    prompts = [usage for job, usage in usages if not job.is_later_choice]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+        completion_tokens=sum(usage.completion_tokens for _, usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in prompts),
+        reasoning_tokens=sum(usage.reasoning_tokens for _, usage in usages),
+    )
 
 
-def delta_choice(piece: Piece) -> DeltaChoice | None:
-    """The piece as a delta of choice 0, or None for what has no trace on the wire."""
+def first_choice(index: int) -> DeltaChoice:
+    return DeltaChoice(index, Delta(role="assistant", content=""))
+
+
+def delta_choice(index: int, piece: Piece, scores: Sequence[Scored]) -> DeltaChoice | None:
+    """The piece as a delta of a choice, or None for what has no trace on the wire."""
+    choice = _delta_choice(index, piece)
+    if choice is not None and scores:
+        choice.logprobs = chat_logprobs(scores)
+    return choice
+
+
+def _delta_choice(number: int, piece: Piece) -> DeltaChoice | None:
     match piece:
         case Reasoning(text=text):
             delta = Delta(reasoning_content=text)
@@ -103,13 +126,26 @@ def delta_choice(piece: Piece) -> DeltaChoice | None:
             call = ToolCallDelta(index=index, function=CalledFunction(arguments=text))
             delta = Delta(tool_calls=[call])
         case Finish():
-            return DeltaChoice(0, Delta(), piece.reason, piece.stopped_by)
+            return DeltaChoice(number, Delta(), piece.reason, piece.stopped_by)
         case _:
             return None
-    return DeltaChoice(0, delta)
+    return DeltaChoice(number, delta)
 
 
-def chat_completion(head: Head, answer: Answer, *, include_reasoning: bool) -> ChatCompletion:
+def chat_completion(head: Head, choices: Sequence[AnswerChoice], usage: Usage) -> ChatCompletion:
+    return ChatCompletion(
+        id=head.id,
+        object="chat.completion",
+        created=head.created,
+        model=head.model,
+        choices=list(choices),
+        usage=usage_body(usage),
+    )
+
+
+def answer_choice(
+    index: int, answer: Answer, *, include_reasoning: bool, logprobs: bool
+) -> AnswerChoice:
     assert answer.finish is not None, "a whole answer has a finish"
     calls = [
         ToolCallBody(call.id, "function", CalledFunction(name=call.name, arguments=call.arguments))
@@ -121,12 +157,42 @@ def chat_completion(head: Head, answer: Answer, *, include_reasoning: bool) -> C
         reasoning_content=answer.reasoning if answer.reasoning and include_reasoning else UNSET,
         tool_calls=calls or UNSET,
     )
-    finish = answer.finish
-    return ChatCompletion(
-        id=head.id,
-        object="chat.completion",
-        created=head.created,
-        model=head.model,
-        choices=[AnswerChoice(0, message, finish.reason, finish.stopped_by)],
-        usage=usage_body(finish.usage),
+    choice = AnswerChoice(index, message, answer.finish.reason, answer.finish.stopped_by)
+    if logprobs:
+        told = [s for s in answer.scores if include_reasoning or s.section == "content"]
+        choice.logprobs = chat_logprobs(told)
+    return choice
+
+
+def chat_logprobs(scores: Sequence[Scored]) -> ChatLogprobs:
+    sections: dict[str, list[ChatLogprob]] = {"content": [], "reasoning": []}
+    for scored in scores:
+        own, top = _token_logprob(scored.token), [_token_logprob(other) for other in scored.top]
+        entry = ChatLogprob(own.token, own.logprob, own.bytes, top)
+        sections[scored.section].append(entry)
+    return ChatLogprobs(sections["content"], sections["reasoning"] or UNSET)
+
+
+def _token_logprob(token: Candidate) -> TokenLogprob:
+    text = token.bytes.decode("utf-8", "replace")
+    return TokenLogprob(text, token.logprob, list(token.bytes))
+
+
+def text_logprobs(scores: Sequence[Scored]) -> TextLogprobs:
+    """The drawn token is among the best ones even where it is not: so OpenAI tells it."""
+    return TextLogprobs(
+        tokens=[_spelt(scored.token.bytes) for scored in scores],
+        token_logprobs=[scored.token.logprob for scored in scores],
+        top_logprobs=[
+            {_spelt(token.bytes): token.logprob for token in (*scored.top, scored.token)}
+            for scored in scores
+        ],
+        text_offset=[scored.offset for scored in scores],
     )
+
+
+def _spelt(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

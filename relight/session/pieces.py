@@ -19,6 +19,25 @@ class CallStart(msgspec.Struct, frozen=True):
     name: str
 
 
+class Candidate(msgspec.Struct, frozen=True):
+    """A token that was or could have been drawn."""
+
+    id: int
+    bytes: bytes
+    logprob: float
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """The log probability of one token, beside those of the best ones. It comes before the piece
+    that the token's text is part of; text that no piece has is not scored. `offset` counts the
+    characters of a raw answer before the token."""
+
+    token: Candidate
+    top: tuple[Candidate, ...]
+    section: Literal["reasoning", "content"] = "content"
+    offset: int = 0
+
+
 class Finish(msgspec.Struct, frozen=True):
     """The last piece. `stopped_by` is the stop string or the client's stop token that was met."""
 
@@ -27,7 +46,7 @@ class Finish(msgspec.Struct, frozen=True):
     stopped_by: str | int | None = None
 
 
-Piece = Reasoning | Content | CallStart | ToolCallArguments | ToolCallEnd | Finish
+Piece = Reasoning | Content | CallStart | ToolCallArguments | ToolCallEnd | Scored | Finish
 
 
 @dataclass(slots=True)
@@ -45,6 +64,7 @@ class Answer:
     reasoning: str = ""
     content: str = ""
     finish: Finish | None = None
+    scores: list[Scored] = field(default_factory=list)
     started: dict[int, Call] = field(default_factory=dict)
 
     @property
@@ -63,6 +83,8 @@ class Answer:
                 self.started[index].arguments += text
             case ToolCallEnd(index=index):
                 self.started[index].complete = True
+            case Scored():
+                self.scores.append(piece)
             case Finish():
                 self.finish = piece
 

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from relight.base.errors import BadCheckpoint, TooLong
+from relight.base.errors import BadCheckpoint, BadRequest, TooLong
 from relight.base.types import SamplingParams
 from relight.text.conversation import Conversation
 
@@ -27,20 +27,32 @@ MinP = Annotated[float, Meta(ge=0, le=1)]
 # Both cross to the engine as signed 64-bit numbers; a negative seed is folded into 0 … 2^63 - 1.
 TopK = Annotated[int, Meta(ge=-1, le=SEEDS - 1)]
 Seed = Annotated[int, Meta(ge=-SEEDS, le=SEEDS - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+# Any finite logit, divided or multiplied by it, is a finite float32.
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Choices = Annotated[int, Meta(ge=1, le=128)]
 MaxTokens = Annotated[int, Meta(ge=1)]
+MinTokens = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0)]
 # Every token of an answer is compared with every beginning of every stop string.
 StopString = Annotated[str, Meta(min_length=1, max_length=512)]
 CacheSalt = Annotated[str, Meta(max_length=256)]
 MAX_STOPS = Meta(max_length=16)
 MAX_STOP_IDS = Meta(max_length=64)
+MAX_BIASES = Meta(max_length=1024)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one request asks of generation. None means: the server's or the model's default.
 
     `stop_token_ids` end the answer beside the end of the turn, which `ignore_eos` switches off.
-    `top_k` 0 and -1 are off. Without `parallel_tool_calls` only the first call is passed on.
+    `top_k` 0 and -1 are off. Penalties count the tokens of the answer, not those of the prompt.
+    `logit_bias` is added to the logits of tokens. Before `min_tokens` are made no stop token is
+    drawn, and a stop string that is complete ends nothing. `logprobs`: each token is told with its
+    log probability and so many of the best ones. `n` answers are made, the first of them as if it
+    were the only one. Without `parallel_tool_calls` only the first call is passed on.
     """
 
     max_tokens: MaxTokens | None = None
@@ -53,6 +65,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     include_stop: bool = False
     stop_token_ids: Annotated[tuple[TokenId, ...], MAX_STOP_IDS] = ()
     ignore_eos: bool = False
+    min_tokens: MinTokens = 0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: Annotated[dict[TokenId, Bias], MAX_BIASES] = {}
+    logprobs: TopLogprobs | None = None
+    n: Choices = 1
     parallel_tool_calls: bool = True
     cache_salt: CacheSalt = ""
 
@@ -91,6 +110,12 @@ def sampling(
         seed=seed,
         max_tokens=max_tokens,
         stop_token_ids=tuple(dict.fromkeys(stop_ids)),
+        frequency_penalty=options.frequency_penalty,
+        presence_penalty=options.presence_penalty,
+        repetition_penalty=options.repetition_penalty,
+        logit_bias=tuple(sorted((t, bias) for t, bias in options.logit_bias.items() if bias)),
+        min_tokens=options.min_tokens,
+        logprobs=options.logprobs,
     )
 
 
@@ -123,3 +148,14 @@ def output_limit(
             param=param,
         )
     return min(asked or default, max_context - num_prompt)
+
+
+def check_min_tokens(options: Options, default: int) -> None:
+    """Raises `BadRequest` if more tokens are wanted at least than at most."""
+    most = options.max_tokens or default
+    if options.min_tokens > most:
+        raise BadRequest(
+            f"min_tokens is {options.min_tokens}, more than the {most} of max_tokens; lower it or "
+            "raise max_tokens",
+            param="min_tokens",
+        )

@@ -6,9 +6,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, cast
+
+import msgspec
 
 from relight.base.errors import BadRequest, StepFailed, Unavailable
 from relight.base.settings import Settings
@@ -21,6 +23,7 @@ from relight.session.request import (
     Options,
     SamplingDefaults,
     chat_max_tokens,
+    check_min_tokens,
     output_limit,
     sampling,
 )
@@ -48,6 +51,10 @@ class Job:
     arrived: float
     tools: tuple[Tool, ...] = ()
     continued: bool = False
+
+    @property
+    def is_later_choice(self) -> bool:
+        return self.request.sampling.choice > 0
 
 
 class Observer(Protocol):
@@ -130,9 +137,21 @@ class Session:
         request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")
         return Job(request, options, "raw", arrived)
 
-    async def run(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """Yields pieces, the last a `Finish`. Closing the generator aborts the request. Raises
-        `StepFailed` if a step failed, `Unavailable` if the engine gave the request up."""
+    def choices(self, job: Job) -> list[Job]:
+        """The job once for each answer that it asks for."""
+        return [job, *(self._choice(job, number) for number in range(1, job.options.n))]
+
+    def _choice(self, job: Job, number: int) -> Job:
+        sampling = msgspec.structs.replace(job.request.sampling, choice=number)
+        request = msgspec.structs.replace(job.request, id=self.new_id(), sampling=sampling)
+        return replace(job, request=request)
+
+    async def run(
+        self, job: Job, started: asyncio.Event | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """Yields pieces, the last a `Finish`. Closing the generator aborts the request. Sets
+        `started` once the prompt has been read. Raises `StepFailed` if a step failed, `Unavailable`
+        if the engine gave the request up."""
         pipeline = self._pipeline(job)
         produced = 0
         ending: FinishReason | None = None
@@ -141,6 +160,8 @@ class Session:
             async with aclosing(self._deltas(job)) as deltas:
                 async for delta in deltas:
                     last = delta
+                    if started:
+                        started.set()
                     produced += len(delta.tokens)
                     if self._observer:
                         self._observer.delta(job, delta)
@@ -149,7 +170,7 @@ class Session:
                     if delta.finish == "abort":
                         ending = "abort"
                         raise Unavailable("the engine gave this request up; send it again later")
-                    for piece in pipeline.feed(_text_tokens(job, delta)):
+                    for piece in pipeline.feed(_text_tokens(job, delta), delta.logprobs):
                         yield piece
                     if pipeline.stopped_by is not None:
                         break
@@ -189,6 +210,8 @@ class Session:
         record_hints: Sequence[int] = (),
     ) -> Request:
         self.check_ids(options.stop_token_ids, "stop_token_ids")
+        self.check_ids(tuple(options.logit_bias), "logit_bias")
+        check_min_tokens(options, default_max_tokens)
         limit = output_limit(
             len(ids), options.max_tokens, default_max_tokens, self.info.max_context, param=param
         )
@@ -205,12 +228,13 @@ class Session:
     def _pipeline(self, job: Job) -> Pipeline:
         stops = StopStrings(job.options.stop, job.options.include_stop)
         if job.start == "raw":
-            return RawPipeline(self.tokenizer, stops)
+            return RawPipeline(self.tokenizer, stops, job.options.min_tokens)
         return ChatPipeline(
             self.tokenizer,
             job.start,
             job.tools,
             stops,
+            job.options.min_tokens,
             continued=job.continued,
             parallel=job.options.parallel_tool_calls,
             new_id=self.new_id,

@@ -18,6 +18,11 @@ class Utf8Stream:
     def feed(self, data: bytes) -> str:
         return self._decoder.decode(data)
 
+    @property
+    def pending(self) -> bool:
+        """Whether a character is unfinished."""
+        return bool(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """An unfinished character as U+FFFD; ready for a new text afterwards."""
         rest = self._decoder.decode(b"", True)
@@ -49,6 +54,7 @@ class StopStrings:
 
     The string that is complete first wins, whatever the split; of two that end together the longer.
     Only text that may still become a match is held back. `matched` is the string that was found.
+    While `armed` is false a string that is complete passes like other text.
     """
 
     def __init__(self, stops: Iterable[str], include: bool = False) -> None:
@@ -59,20 +65,34 @@ class StopStrings:
             )
         self._include = include
         self._held = ""
+        self.armed = True
         self.matched: str | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a string to look for."""
+        return bool(self._stops)
+
+    @property
+    def holds_text(self) -> bool:
+        return bool(self._held)
 
     def feed(self, text: str) -> str:
         if self.matched is not None:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        passed = ""
+        while found := [
+            (at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0
+        ]:
             end, start = min(found)
-            self.matched, self._held = text[start:end], ""
-            return text[: end if self._include else start]
+            if self.armed:
+                self.matched, self._held = text[start:end], ""
+                return passed + text[: end if self._include else start]
+            passed, text = passed + text[:end], text[end:]
         keep = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[keep:]
-        return text[:keep]
+        return passed + text[:keep]
 
     def finish(self) -> str:
         """What was held back and became no match."""

@@ -9,6 +9,7 @@ with what comes next. The machine moves one token at a time: no split of the str
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from itertools import groupby
+from typing import Literal
 
 import msgspec
 
@@ -93,6 +94,18 @@ class OutputParser:
     def in_content(self) -> bool:
         """Whether text that comes next would be content, where stop strings act."""
         return self._state is State.CONTENT
+
+    @property
+    def section(self) -> Literal["reasoning", "content"] | None:
+        """What text that comes next would be; None inside and after calls."""
+        if self._state is State.REASONING:
+            return "reasoning"
+        return "content" if self.in_content else None
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether there is text that may yet become part of an event."""
+        return bool(self._held) or self._tag is not None or self._utf8.pending
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         for token in ids:

@@ -121,7 +121,7 @@ def test_a_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str |
             {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
             "messages[0].function_call",
         ),
-        ({"n": 2}, "n"),
+        ({"best_of": 2}, "best_of"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )

@@ -82,6 +82,44 @@ def test_raw_completions(client: openai.OpenAI) -> None:
     assert "".join(part.choices[0].text for part in parts) == TEXT
 
 
+def test_choices_and_log_probabilities(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {
+        "model": "tiny",
+        "messages": HELLO,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "logit_bias": {"5": -1},
+        "seed": 3,
+    }
+    reply = client.chat.completions.create(**ask)
+    told = [TOKENIZER.token_bytes(token) for token in tokens("The answer — π 🙂.")]
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    for choice in reply.choices:
+        assert choice.message.content == "The answer — π 🙂."
+        assert choice.logprobs
+        assert choice.logprobs.content
+        assert [bytes(item.bytes or ()) for item in choice.logprobs.content] == told
+        assert [item.logprob for item in choice.logprobs.content] == [0.0] * len(told)
+        reasoning = choice.logprobs.reasoning_content  # type: ignore[attr-defined]
+        assert b"".join(bytes(item["bytes"]) for item in reasoning) == b"think"
+    with client.chat.completions.stream(**ask) as stream:
+        final = stream.get_final_completion().choices
+    for choice, whole in zip(final, reply.choices, strict=True):
+        assert choice.message.content == whole.message.content
+        assert choice.logprobs
+        assert whole.logprobs
+        assert choice.logprobs.content == whole.logprobs.content
+    raw = client.completions.create(model="tiny", prompt="a", n=2, logprobs=2, max_tokens=100)
+    assert [choice.text for choice in raw.choices] == [TEXT, TEXT]
+    assert all(len(c.logprobs.tokens) == len(tokens(TEXT)) for c in raw.choices if c.logprobs)
+    for wrong in ({"top_logprobs": 21}, {"n": 0}, {"logit_bias": {"x": 1}}):
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**ask | wrong)
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
     assert client.models.retrieve("tiny").id == "tiny"
@@ -96,7 +134,7 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
         create(model="tiny", messages=HELLO, temperature=9)
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as unbuilt:
-        create(model="tiny", messages=HELLO, n=2)
+        create(model="tiny", messages=HELLO, response_format={"type": "json_object"})
     assert unbuilt.value.code == "unsupported_parameter"
 
 

@@ -45,6 +45,41 @@ def test_a_seed_makes_the_text_again(llm: LLM) -> None:
     assert one == two
 
 
+def test_several_choices_begin_with_the_only_one(llm: LLM) -> None:
+    chosen = {"max_tokens": 8, "seed": 5, "logprobs": 2, "presence_penalty": 1.5}
+    alone = llm.generate("hello", **chosen)
+    three = llm.generate(["hello", "x"], n=3, **chosen)
+    assert len(three) == 6
+    assert three[0] == alone[0]
+    assert len({answer.content for answer in three[:3]}) > 1
+    assert three[3] == llm.generate("x", **chosen)[0]
+    for refused in (llm.chat, llm.stream_chat):
+        with pytest.raises(BadRequest, match="n is 2"):
+            refused([Message("user", "Hi")], n=2)
+
+
+def test_log_probabilities_are_of_tokens_that_make_the_text(llm: LLM) -> None:
+    chosen = {"max_tokens": 12, "temperature": 0, "logprobs": 3}
+    [answer] = llm.generate("hello", **chosen)
+    data = b"".join(scored.token.bytes for scored in answer.scores)
+    assert data.decode("utf-8", "replace") == answer.content
+    for scored in answer.scores:
+        assert scored.token == scored.top[0], "greedy: the best one"
+        assert [c.logprob for c in scored.top] == sorted(c.logprob for c in scored.top)[::-1]
+        assert all(-100 < c.logprob < 0 for c in scored.top)
+
+
+def test_a_bias_and_penalties_act(llm: LLM) -> None:
+    greedy = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+
+    def ids(**more: object) -> list[int]:
+        return [scored.token.id for scored in llm.generate("hello", **greedy, **more)[0].scores]
+
+    assert ids(logit_bias={70: 100}) == [70] * 12
+    assert len(set(ids(repetition_penalty=100.0))) == 12
+    assert len(set(ids(repetition_penalty=0.01))) == 1
+
+
 def test_a_conversation_is_answered(llm: LLM) -> None:
     chosen = {"thinking": False, "max_tokens": 3, "temperature": 0}
     one = llm.chat([Message("user", "Hi")], **chosen)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relight.base.types import Logprobs
 from relight.session.pieces import Answer
 from relight.session.pipeline import ChatPipeline, Pipeline, RawPipeline
 from relight.text.conversation import Tool
@@ -32,11 +33,13 @@ def portions(ids: Sequence[int], sizes: Iterable[int]) -> list[Sequence[int]]:
     raise AssertionError("a cycle has no end")
 
 
-def play(pipeline: Pipeline, parts: Iterable[Sequence[int]], stopped: bool) -> tuple[object, ...]:
+def play(
+    pipeline: Pipeline, parts: Iterable[Sequence[int]], stopped: bool, scored: bool = False
+) -> tuple[object, ...]:
     answer = Answer()
     pieces = []
     for part in parts:
-        pieces += pipeline.feed(part)
+        pieces += pipeline.feed(part, [Logprobs(-t, ((t, -t),)) for t in part] if scored else ())
         if pipeline.stopped_by is not None:
             break
     else:
@@ -52,15 +55,19 @@ def play(pipeline: Pipeline, parts: Iterable[Sequence[int]], stopped: bool) -> t
         open_calls,
         pipeline.called,
         pipeline.stopped_by,
+        answer.scores,
     )
 
 
-def chat(start: str, tools: bool, stops: Sequence[str], parallel: bool) -> Pipeline:
+def chat(
+    start: str, tools: bool, stops: Sequence[str], parallel: bool = True, min_tokens: int = 0
+) -> Pipeline:
     return ChatPipeline(
         TOKENIZER,
         "reasoning" if start == "reasoning" else "content",
         (Tool("get_weather"),) if tools else (),
         StopStrings(stops),
+        min_tokens,
         continued=False,
         parallel=parallel,
         new_id=lambda: "0" * 32,
@@ -89,6 +96,38 @@ def test_a_chat_answer_is_the_same_in_any_portions(
     whole = play(chat(start, tools, stops, parallel), [ids], stopped)
     assert play(chat(start, tools, stops, parallel), portions(ids, cuts), stopped) == whole
     assert "STOP" not in str(whole[1]) or "STOP" not in stops
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=ANSWERS | NOISE,
+    cuts=CUTS,
+    start=st.sampled_from(["reasoning", "content"]),
+    tools=st.booleans(),
+    stops=st.sampled_from([(), ("STOP",), ("a < b", "\n\n")]),
+    min_tokens=st.integers(0, 30),
+    stopped=st.booleans(),
+)
+def test_scores_are_the_same_in_any_portions_and_change_no_text(
+    ids: list[int],
+    cuts: list[int],
+    start: str,
+    tools: bool,
+    stops: Sequence[str],
+    min_tokens: int,
+    stopped: bool,
+) -> None:
+    def made(parts: Iterable[Sequence[int]], scored: bool) -> tuple[object, ...]:
+        pipeline = chat(start, tools, stops, min_tokens=min_tokens)
+        return play(pipeline, parts, stopped, scored)
+
+    whole = made([ids], True)
+    assert made(portions(ids, cuts), True) == whole
+    assert made(portions(ids, cuts), False)[:-1] == whole[:-1]
+    scores = whole[-1]
+    assert isinstance(scores, list)
+    left = iter(ids)
+    assert all(scored.token.id in left for scored in scores), "a part of the tokens, in order"
 
 
 @settings(max_examples=200, deadline=None)

@@ -71,6 +71,32 @@ def test_every_split_of_text_stops_at_the_same_place(include):
             assert (got, stream.matched) == naive_stop(text, stops, include)
 
 
+def naive_stop_after(text, stops, start):
+    """As `naive_stop`, where a string that is complete before `start` is passed and forgotten."""
+    passed = 0
+    for end in range(1, len(text) + 1):
+        done = [stop for stop in stops if text[passed:end].endswith(stop)]
+        if done and end > start:
+            stop = max(done, key=len)
+            return text[: end - len(stop)], stop
+        if done:
+            passed = end
+    return text, None
+
+
+def test_a_string_that_is_complete_before_the_filter_is_armed_passes():
+    pick = random.Random("armed")
+    for _ in range(2000):
+        stops = ["".join(pick.choices("ab", k=pick.randint(1, 3))) for _ in range(2)]
+        text = "".join(pick.choices("abc", k=pick.randint(0, 12)))
+        start = pick.randint(0, 12)
+        stream, got = StopStrings(stops), ""
+        for number, character in enumerate(text, start=1):
+            stream.armed = number > start
+            got += stream.feed(character)
+        assert (got + stream.finish(), stream.matched) == naive_stop_after(text, stops, start)
+
+
 def test_only_what_may_become_a_match_is_held_back():
     stream = StopStrings(["\n\nUser:"])
     assert stream.feed("Hello\n") == "Hello"
