@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from relight.base.errors import BadRequest, RelightError, Unavailable
+from relight.base.errors import BadRequest, BadSetting, RelightError, Unavailable
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, EngineStats, Request, TokenDelta
 from relight.engine.loop import Loop
@@ -215,6 +215,12 @@ class ProcessClient(_Switchboard):
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, address, stdin=asyncio.subprocess.PIPE
             )
+        except zmq.ZMQError as error:
+            self._leave_nothing()
+            raise BadSetting(
+                f"no socket can be made at {address}: {error.strerror}; set the variable TMPDIR to "
+                "a folder with a short path"
+            ) from error
         except BaseException:  # Ctrl-C, too
             self._leave_nothing()
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.base.errors import CannotFit, RelightError, TooLong, Unavailable
+from relight.base.errors import BadSetting, CannotFit, RelightError, TooLong, Unavailable
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, Request, SamplingParams
 from relight.engine.client import LocalClient, ProcessClient
@@ -303,6 +303,12 @@ def test_a_start_that_is_cancelled_or_fails_leaves_no_folder(tmp_path, monkeypat
         assert start.cancelled()
         with pytest.raises(FileNotFoundError):
             await ProcessClient(Settings(model="sound"), command=("/no/such/program",)).start()
+        deep = tmp_path / ("x" * 110)  # the path of a socket has room for 107 bytes
+        deep.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(deep))
+        with pytest.raises(BadSetting, match="TMPDIR"):
+            await client.start()
+        deep.rmdir()
 
     asyncio.run(run())
     assert not list(tmp_path.iterdir())
