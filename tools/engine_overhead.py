@@ -1,5 +1,6 @@
 """Prints what the engine costs per step without a model: scheduler, plan and commit, and what a
-worker adds by encoding the deltas. Run: python tools/engine_overhead.py"""
+worker adds by encoding the deltas; with steps in turn, and with steps that overlap, where a thread
+takes over and back. Run: python tools/engine_overhead.py"""
 
 import statistics
 import time
@@ -13,6 +14,7 @@ from relight.engine.admission import Limits
 from relight.engine.loop import Loop
 from relight.engine.plan import StepPlan
 from relight.engine.scheduler import Scheduler
+from relight.engine.steps import InTurn, Overlapped
 
 STEPS = 2000
 PROMPT_TOKENS = 1000
@@ -21,11 +23,14 @@ PROMPT_TOKENS = 1000
 class NoModel:
     """Draws one token, always the same."""
 
-    def execute(self, plan: StepPlan) -> list[int]:
+    def launch(self, plan: StepPlan) -> list[int]:
         return [7] * len(plan.draws)
 
+    def read(self, launched: list[int]) -> list[int]:
+        return launched
 
-def make_loop(num_sequences: int) -> Loop:
+
+def make_loop(num_sequences: int, steps: type[InTurn | Overlapped]) -> Loop:
     pages = 1 + num_sequences * 32
     index = PrefixIndex(BlockPool(pages), RecordPool(4 * num_sequences), "no model")
     limits = Limits(
@@ -36,7 +41,7 @@ def make_loop(num_sequences: int) -> Loop:
         max_queue=1000,
         vocab_size=129_280,
     )
-    loop = Loop(Scheduler(limits, index), NoModel())
+    loop = Loop(Scheduler(limits, index), steps(NoModel()))
     for number in range(num_sequences):
         prompt = tuple((number * 31 + i) % 1000 for i in range(PROMPT_TOKENS))
         sampling = SamplingParams(max_tokens=3000, stop_token_ids=(1,), seed=number)
@@ -44,9 +49,11 @@ def make_loop(num_sequences: int) -> Loop:
     return loop
 
 
-def measure(num_sequences: int) -> tuple[list[float], list[float]]:
+def measure(
+    num_sequences: int, steps: type[InTurn | Overlapped]
+) -> tuple[list[float], list[float]]:
     """µs of each step while all sequences generate: the loop alone, and with encoding."""
-    loop = make_loop(num_sequences)
+    loop = make_loop(num_sequences, steps)
     while loop.stats().generated_tokens < num_sequences:
         loop.step()
     encoder = msgspec.msgpack.Encoder()
@@ -70,10 +77,12 @@ def show(values: list[float]) -> str:
 
 def main() -> None:
     print(f"µs per step, median and 5 % to 95 %, over {STEPS} steps without a model")
-    print(f"{'sequences':>9}  {'loop':>26}  {'loop and encoding':>26}")
+    print(f"{'sequences':>9}  {'steps':>10}  {'loop':>26}  {'loop and encoding':>26}")
     for num_sequences in (1, 8, 32):
-        alone, encoded = measure(num_sequences)
-        print(f"{num_sequences:9}  {show(alone):>26}  {show(encoded):>26}")
+        for steps in (InTurn, Overlapped):
+            alone, encoded = measure(num_sequences, steps)
+            name = "in turn" if steps is InTurn else "overlapped"
+            print(f"{num_sequences:9}  {name:>10}  {show(alone):>26}  {show(encoded):>26}")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["reference"],
         _knob("compute", "which kernels run; the plain torch definitions are the only ones yet"),
     ] = "reference"
+    overlap: Annotated[
+        Literal["on", "off"],
+        _knob("compute", "plan a step while the one before it runs; off: one after the other"),
+    ] = "on"
     threads: Annotated[
         int, _knob("compute", "CPU threads of the engine; 0: torch's choice", low=0, high=1024)
     ] = 0

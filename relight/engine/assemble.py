@@ -24,6 +24,7 @@ from relight.engine.capacity import Capacity, capacity
 from relight.engine.loop import Loop
 from relight.engine.runner import Runner
 from relight.engine.scheduler import Limits, Scheduler
+from relight.engine.steps import InTurn, Overlapped
 from relight.kernels.device import architecture, free_bytes, has_native_bf16
 from relight.kernels.select import variants
 from relight.model.transformer import Transformer
@@ -85,7 +86,8 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         operator=operator,
         memory=memory_table(weights.nbytes, spec, fitted),
     )
-    return Loop(Scheduler(limits, index), runner), info
+    steps = Overlapped(runner) if settings.overlap == "on" else InTurn(runner)
+    return Loop(Scheduler(limits, index), steps), info
 
 
 def choose_device(name: str) -> torch.device:

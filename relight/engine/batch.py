@@ -13,6 +13,7 @@ from relight.base.config import ModelConfig
 from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS, partial_ring_rows, window_ring_rows
 from relight.engine.plan import LAST_SAMPLED, Rows
+from relight.kernels.device import upload
 from relight.model.inputs import Segment
 
 
@@ -36,7 +37,7 @@ class BatchBuilder:
         device = self.lengths.device
 
         def on_device(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
+            return upload(values, device)
 
         counts = [len(r.tokens) for r in rows]
         first = [sum(counts[:i]) for i in range(len(counts))]

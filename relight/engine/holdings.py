@@ -15,8 +15,8 @@ from relight.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A record that a step takes. A provisional one stays with its sequence and is replaced at the
-    next boundary; another is indexed when the step is committed."""
+    """A record that a step takes. When the step is committed, a provisional one replaces that of
+    its sequence, and another is indexed."""
 
     move: RecordMove
     provisional: bool
@@ -52,7 +52,7 @@ class Holdings:
         sequence.pages = [entry.page for entry in usable]
         sequence.path = list(usable)
         sequence.shares = self.enabled
-        sequence.computed = len(usable) * self.page_tokens
+        sequence.computed = sequence.planned = len(usable) * self.page_tokens
         if self.enabled:
             branch = len(match.entries) * self.page_tokens
             sequence.plan_records(self.page_tokens, self.record_interval, branch)
@@ -80,36 +80,36 @@ class Holdings:
         Given rows end exactly where one is planned. Made rows take one at each boundary that they
         pass, since nobody knows where they will end.
         """
-        boundary = end // self.page_tokens * self.page_tokens
-        if boundary <= sequence.computed or not sequence.shares:
+        boundaries, boundary = sequence.boundaries, end // self.page_tokens * self.page_tokens
+        planned = boundary in boundaries or boundary % self.record_interval == 0
+        while boundaries and boundaries[-1] <= end:
+            boundaries.pop()
+        if boundary <= sequence.planned or not sequence.shares or (role == GIVEN and not planned):
             return None
-        planned = boundary in sequence.boundaries or boundary % self.record_interval == 0
-        if role == GIVEN and not planned:
-            return None
-        if planned or sequence.record is None:
+        # A step whose input is not known may turn out to be void, so it must not spoil the record
+        # that there is.
+        if planned or sequence.record is None or end > sequence.num_known:
             record = self.records.allocate()
-            if record is None:
-                return None
-            if not planned:
-                sequence.record = record
         else:
             record = sequence.record
+        if record is None:
+            return None
         return Take(RecordMove(sequence.slot, record, boundary), provisional=not planned)
 
     def commit(self, sequence: Sequence, end: int, take: Take | None) -> None:
         """Tokens [0, end) are computed: indexes the pages that are complete by that, and `take`."""
-        sequence.computed = end
-        size, boundaries = self.page_tokens, sequence.boundaries
-        while boundaries and boundaries[-1] <= end:
-            boundaries.pop()
+        sequence.computed, size = end, self.page_tokens
         while sequence.shares and (len(sequence.path) + 1) * size <= end:
             self._index_next_page(sequence)
         if take is None:
             return
-        if take.provisional:
-            sequence.record_boundary = take.move.boundary
-        else:
-            self._index_record(sequence, take.move.record, take.move.boundary)
+        record, boundary = take.move.record, take.move.boundary
+        if not take.provisional:
+            self._index_record(sequence, record, boundary)
+            return
+        if sequence.record is not None and sequence.record != record:
+            self.records.drop(sequence.record)
+        sequence.record, sequence.record_boundary = record, boundary
 
     def _index_next_page(self, sequence: Sequence) -> None:
         number, size = len(sequence.path), self.page_tokens
@@ -137,10 +137,10 @@ class Holdings:
             self.records.drop(record)
 
     def cancel(self, sequence: Sequence, take: Take | None) -> None:
-        """The step failed: what it took is void, and so is a provisional record it replaced."""
+        """The step is void: so is what it took, and a provisional record that it wrote over."""
         if take is None:
             return
-        if take.provisional:
+        if take.move.record == sequence.record:
             sequence.record_boundary = 0
         else:
             self.records.drop(take.move.record)
@@ -153,4 +153,4 @@ class Holdings:
             self.pool.release(page)
         sequence.record, sequence.record_boundary = None, 0
         sequence.pages, sequence.path, sequence.boundaries = [], [], []
-        sequence.num_sent_pages = sequence.computed = 0
+        sequence.num_sent_pages = sequence.computed = sequence.planned = 0

@@ -1,30 +1,34 @@
-"""The main loop: plan a step, run it, hand out what it made. Knows no model and no process.
+"""The main loop: plan a step, launch it, hand out what the one before it made. Knows no model and
+no process.
 
-The steps are synchronous: a step is planned when the one before has been committed. Nothing in a
-plan needs the value of a token that is not yet known, so they may overlap one day.
+Steps overlap if `steps` allow it: while one runs, the next is planned and launched, and then the
+tokens of the first are read. Nothing in a plan needs a token that is not yet known. `InTurn` is the
+slow form, which makes the same texts.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from dataclasses import dataclass
 
 from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
 from relight.engine.cost import CostMeter, Load
-from relight.engine.plan import Drawn, StepPlan
+from relight.engine.plan import StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
+from relight.engine.steps import Read, Skipped, Steps
 from relight.engine.wire import Abort, Add, Fault, Refused, Tokens
 
 log = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    def execute(self, plan: StepPlan) -> Iterable[Drawn]:
-        """Runs a step and returns what came of each of its draws. An exception fails the requests
-        in the step; `Unavailable` says that there can be no further step."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Launched:
+    plan: StepPlan
+    read: Read
+    at_s: float
 
 
 class Loop:
@@ -32,18 +36,20 @@ class Loop:
     can be."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic
+        self, scheduler: Scheduler, steps: Steps, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.dead: str | None = None
         self._scheduler = scheduler
-        self._runner = runner
+        self._steps = steps
         self._clock = clock
+        self._launched: deque[Launched] = deque()
+        self._read_s = 0.0
         self._step_s = 0.0
         self._meter = CostMeter()
 
     @property
     def idle(self) -> bool:
-        return not self._scheduler.has_work
+        return not self._scheduler.has_work and not self._launched
 
     def add(self, request: Request) -> None:
         """Raises `BadRequest`, `TooLong`, `Overloaded`, or `Unavailable` if the engine is dead."""
@@ -52,29 +58,45 @@ class Loop:
         self._scheduler.add(request, self._clock())
 
     def abort(self, id: str) -> TokenDelta | None:
-        """Ends a request between two steps, and its pages are free; None if it has ended."""
+        """Ends a request; its pages are free when no step computes it. None if it has ended."""
         delta = self._scheduler.abort(id, self._clock())
         self._report()
         return delta
 
     def step(self) -> list[TokenDelta]:
-        """Runs one step if there is work; returns a delta for each request that got a token or
-        ended."""
-        start = self._clock()
-        plan = self._scheduler.plan(start)
-        if plan is None:
-            return []
-        try:
-            tokens = self._runner.execute(plan)
-        except Exception as error:  # whatever a kernel, a driver or a device may raise
-            deltas = self._fail(plan, error)
-        else:
-            now = self._clock()
-            self._step_s = now - start
-            self._meter.observe(Load.of(plan), self._step_s)
-            self._scheduler.cost = self._meter.cost
-            deltas = self._scheduler.commit(plan, tokens, now)
+        """Launches a step if one can be planned, and reads one that is due; returns a delta for
+        each request that got a token or ended."""
+        now = self._clock()
+        plan = self._scheduler.plan(now)
+        if plan is not None:
+            self._launched.append(Launched(plan, self._steps.launch(plan), now))
+        deltas: list[TokenDelta] = []
+        if len(self._launched) > (0 if plan is None else self._steps.ahead):
+            deltas = self._read()
         self._report()
+        return deltas
+
+    def _read(self) -> list[TokenDelta]:
+        """Waits for the step that was launched first."""
+        step = self._launched.popleft()
+        try:
+            results = step.read()
+        except Skipped:
+            self._scheduler.skip(step.plan)
+            return []
+        except Exception as error:  # whatever a kernel, a driver or a device may raise
+            return self._fail(step.plan, error)
+        now = self._clock()
+        self._step_s = now - max(step.at_s, self._read_s)  # it could not begin before
+        self._read_s = now
+        self._meter.observe(Load.of(step.plan), self._step_s)
+        self._scheduler.cost = self._meter.cost
+        return self._scheduler.commit(step.plan, results, now)
+
+    def _drain(self) -> list[TokenDelta]:
+        deltas = []
+        while self._launched:
+            deltas += self._read()
         return deltas
 
     def turn(self, messages: Iterable[Add | Abort]) -> list[Refused | Tokens]:
@@ -97,6 +119,8 @@ class Loop:
         log.error("%s", reason, exc_info=error)
         now = self._clock()
         deltas = self._scheduler.fail(plan, reason, now)
+        deltas += self._drain()
+        self._steps.restart()
         if isinstance(error, Unavailable):
             self.dead = error.message
             deltas += self._scheduler.fail_all(error.message, now)
@@ -104,8 +128,9 @@ class Loop:
 
     def stop(self, reason: str) -> list[TokenDelta]:
         """Ends all requests with an error; none is taken any more."""
-        self.dead = reason
-        deltas = self._scheduler.fail_all(reason, self._clock())
+        deltas = self._drain()
+        self.dead = self.dead or reason
+        deltas += self._scheduler.fail_all(reason, self._clock())
         self._report()
         return deltas
 

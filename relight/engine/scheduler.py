@@ -22,13 +22,16 @@ The rules, in order:
     unused for longest, else the pages of the youngest sequence that is younger and was preempted
     less than twice, else (for the anchor only) of the youngest of all. A sequence that gets none
     keeps what it has and pauses; it never displaces an older one.
- 7. If the rows of a sequence reach the end of its known tokens, its next token is drawn. A sequence
-    ends at a stop token, at max_tokens, at the context's end, by an abort, or with a failed step.
+ 7. If the rows of a sequence reach the end of its tokens, its next token is drawn. A sequence ends
+    at a stop token, at max_tokens, at the context's end, by an abort, or with a failed step.
+ 8. A step may be planned while the one before is in flight. Tokens that are being drawn count as
+    there; if one of them ends its sequence, the rows planned behind it are void. What a step in
+    flight may touch is given back by nobody: who ends or gives way leaves when its steps landed.
 """
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
@@ -36,47 +39,18 @@ from relight.cache.prefix import GIVEN, PrefixIndex
 from relight.engine.admission import MAX_OVERTAKEN, MAX_PREEMPTIONS, MAX_TRIED, Admission
 from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
 from relight.engine.cost import FIRST_GUESS
-from relight.engine.holdings import Holdings, Take
-from relight.engine.plan import (
-    Draw,
-    Drawn,
-    PageWrite,
-    RecordMove,
-    Rows,
-    SetCounts,
-    SetLength,
-    StepPlan,
-)
+from relight.engine.draft import Draft, Flight
+from relight.engine.holdings import Holdings
+from relight.engine.plan import Drawn, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
 from relight.engine.share import budget, share
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a planned step does for one sequence: it will be computed up to `end`."""
-
-    sequence: Sequence
-    end: int
-    draws: bool
-    take: Take | None
-
-
-@dataclass(slots=True)
-class Draft:
-    """A plan while it is made. Work is kept by segment, as the tokens of a step come back."""
-
-    lengths: list[SetLength] = field(default_factory=list)
-    counts: list[SetCounts] = field(default_factory=list)
-    restores: list[RecordMove] = field(default_factory=list)
-    pages: list[PageWrite] = field(default_factory=list)
-    rows: tuple[list[Rows], list[Rows]] = field(default_factory=lambda: ([], []))  # by role
-    draws: tuple[list[Draw], list[Draw]] = field(default_factory=lambda: ([], []))
-    work: tuple[list[Work], list[Work]] = field(default_factory=lambda: ([], []))
-    takes: list[RecordMove] = field(default_factory=list)
+MAX_IN_FLIGHT = 2
 
 
 class Scheduler:
-    """`plan` and `commit` (or `fail`) alternate; requests come and go between the steps.
+    """Each plan is ended by `commit`, `fail` or `skip`, in their order; at most two are in flight.
+    Requests come and go in between.
 
     Sequences that have ended are left in `ended` for whoever reports on them.
     """
@@ -90,6 +64,7 @@ class Scheduler:
         )
         self.running: list[Sequence] = []  # by age, as is `waiting`
         self.waiting: list[Sequence] = []
+        self.leaving: list[Sequence] = []  # neither runs nor waits, and holds what it had
         self.ended: list[Sequence] = []
         self.cost = FIRST_GUESS  # whoever has a clock may tell better
         self.num_steps = 0
@@ -100,12 +75,9 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._num_tried = (
-            0  # of the waiting, how many did not fit, and nothing was given back since
-        )
-        self._admitted: list[Sequence] = []  # in the step that is planned
-        self._planned: StepPlan | None = None
-        self._work: list[Work] = []
+        self._num_tried = 0  # of those that wait, since something was given back: they did not fit
+        self._num_planned = 0
+        self._flights: deque[Flight] = deque()
 
     # -- requests come and go
 
@@ -122,46 +94,38 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def abort(self, id: str, now: float) -> TokenDelta | None:
-        """Ends a request; its slot and pages are free at once. None if it has ended already."""
-        assert self._planned is None, "a step is under way"
+        """Ends a request; its slot and pages are free at once, or when a step that computes it has
+        landed. None if it has ended already."""
         sequence = self._by_id.get(id)
         return None if sequence is None else self._end(sequence, "abort", now)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self.leaving)
 
     # -- planning
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None if there is nothing to do."""
-        assert self._planned is None, "the step before has not been committed"
-        if not self.has_work:
-            return None
+        """The next step; None if there is nothing to do, or not before a step has landed."""
+        assert len(self._flights) < MAX_IN_FLIGHT, "no step has been committed"
         draft = Draft()
         self._admit(draft, now)
         shares = self._share()
         for sequence in tuple(self.running):
-            if sequence.slot != NO_SLOT:  # else an older one has just taken its pages
+            # Else an older one has just taken its pages, or all that it may make is being drawn.
+            if sequence.slot != NO_SLOT and not sequence.leaving and not self._is_full(sequence):
                 self._schedule(sequence, shares, draft)
-        (given, made), (given_draws, made_draws) = draft.rows, draft.draws
-        assert given or made, "no sequence can go on, not even the oldest"
-        self._work = draft.work[1] + draft.work[0]
-        self._planned = StepPlan(
-            step=self.num_steps,
-            made=tuple(made),
-            given=tuple(given),
-            draws=(*made_draws, *given_draws),
-            lengths=tuple(draft.lengths),
-            counts=tuple(draft.counts),
-            pages=tuple(draft.pages),
-            restores=tuple(draft.restores),
-            takes=tuple(draft.takes),
-        )
-        return self._planned
+        if not any(draft.rows):
+            for sequence in draft.admitted:
+                self._preempt(sequence)
+            assert self._flights or not self.has_work, "no sequence can go on, not even the oldest"
+            return None
+        flight = draft.flight(self._num_planned)
+        self._num_planned += 1
+        self._flights.append(flight)
+        return flight.plan
 
     def _admit(self, draft: Draft, now: float) -> None:
-        self._admitted = []
         while self._free_slots and (sequence := self._candidate()):
             match = self.holdings.find(sequence)
             if not self.admission.fits(sequence, match, self.running):
@@ -170,20 +134,13 @@ class Scheduler:
             self.waiting[0].num_overtaken += sequence is not self.waiting[0]
             self.waiting.remove(sequence)
             sequence.slot = self._free_slots.pop()
-            restore = self.holdings.acquire(sequence, match)
-            draft.lengths.append(SetLength(sequence.slot, sequence.computed))
-            if sequence.request.sampling.penalised:
-                made = tuple(sequence.tokens[sequence.num_prompt :])
-                draft.counts.append(SetCounts(sequence.slot, made))
-            if restore:
-                draft.restores.append(restore)
+            draft.admit(sequence, self.holdings.acquire(sequence, match))
             if sequence.admitted_s is None:
                 sequence.admitted_s = now
                 sequence.num_cached = sequence.computed
                 self.num_prompt_tokens += sequence.num_prompt
                 self.num_cached_tokens += sequence.num_cached
             insort(self.running, sequence, key=_age)
-            self._admitted.append(sequence)
 
     def _candidate(self) -> Sequence | None:
         """The next request that may be given a slot; None if there is none."""
@@ -199,7 +156,9 @@ class Scheduler:
         limits = self.limits
         wants, num_made = [], 0
         for sequence in self.running:
-            if sequence.roles[sequence.computed] == GIVEN:
+            if self._is_full(sequence):
+                continue
+            if sequence.roles[sequence.planned] == GIVEN:
                 wants.append((sequence, self._wanted(sequence)))
             else:
                 num_made += min(sequence.num_unread, limits.made_rows)
@@ -219,33 +178,26 @@ class Scheduler:
         _, end = sequence.run()
         if sequence.boundaries:
             end = min(end, sequence.boundaries[-1])
-        return end - sequence.computed
+        return end - sequence.planned
+
+    def _is_full(self, sequence: Sequence) -> bool:
+        """Whether it has all the tokens that it may have, known or being drawn."""
+        return (
+            sequence.num_made >= sequence.request.sampling.max_tokens
+            or len(sequence.tokens) >= self.limits.max_context
+        )
 
     def _schedule(self, sequence: Sequence, shares: dict[Sequence, int], draft: Draft) -> None:
         """Adds the next rows of a sequence to the plan, if it gets pages for them."""
-        start, slot = sequence.computed, sequence.slot
+        start = sequence.planned
         role = sequence.roles[start]
         if role == GIVEN:
             end = start + shares[sequence]
         else:
             end = min(sequence.run()[1], start + self.limits.made_rows)
         end = min(end, self._grow(sequence, end))
-        if end <= start:
-            return
-        if sequence.num_sent_pages < len(sequence.pages):
-            first = sequence.num_sent_pages
-            draft.pages.append(PageWrite(slot, first, tuple(sequence.pages[first:])))
-            sequence.num_sent_pages = len(sequence.pages)
-        known = len(sequence.tokens)
-        draws = end == known
-        draft.rows[role].append(Rows(slot, start, tuple(sequence.tokens[start:end]), draws))
-        if draws:
-            sampling = sequence.request.sampling
-            draft.draws[role].append(Draw(slot, known, sampling, sequence.num_made))
-        take = self.holdings.take(sequence, role, end)
-        if take:
-            draft.takes.append(take.move)
-        draft.work[role].append(Work(sequence, end, draws, take))
+        if end > start:
+            draft.compute(sequence, role, end, self.holdings.take(sequence, role, end))
 
     def _grow(self, sequence: Sequence, end: int) -> int:
         """Gets pages for tokens [0, end); returns for how many tokens the sequence has pages."""
@@ -258,7 +210,9 @@ class Scheduler:
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """The youngest of those who must give way to `sequence`; all are younger than it, so none
-        of them has rows in the plan yet."""
+        of them has rows in the plan yet. None, too, while pages are on their way."""
+        if self.leaving:
+            return None
         younger = [other for other in self.running if other.arrival > sequence.arrival]
         for other in reversed(younger):
             if other.num_preemptions < MAX_PREEMPTIONS:
@@ -266,85 +220,120 @@ class Scheduler:
         return younger[-1] if younger and sequence is self.running[0] else None
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._leave(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting, sequence, key=_age)
+        self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """The sequence stops running and gives back all that it holds."""
+        """The sequence stops running; what it holds is given back when no step may touch it."""
         self.running.remove(sequence)
+        if sequence.in_flight:
+            sequence.leaving = True
+            self.leaving.append(sequence)
+        else:
+            self._let_go(sequence)
+
+    def _land(self, sequence: Sequence) -> None:
+        """A step that computed the sequence has ended, in whatever way."""
+        if sequence.leaving and not sequence.in_flight:
+            sequence.leaving = False
+            self.leaving.remove(sequence)
+            self._let_go(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
+        top = next(iter(sequence.path), None)
         self.holdings.release(sequence)
+        if sequence.distrusted and top is not None:
+            self.index.discard(top)
         self._num_tried = 0
+        if sequence.finish is None:
+            sequence.forget()
+            insort(self.waiting, sequence, key=_age)
 
     # -- what became of a step
 
     def commit(self, plan: StepPlan, results: Iterable[Drawn], now: float) -> list[TokenDelta]:
         """The step has run and drew `results`, one for each of `plan.draws`."""
-        assert plan is self._planned, "another step was planned"
-        self._planned = None
-        self.num_steps += 1
         drawn = iter(results)
         deltas = []
-        for work in self._work:
+        for work in self._next(plan).work:
+            sequence = work.sequence
             result = next(drawn) if work.draws else 0
             token = result if isinstance(result, int) else result.token
-            if token < 0:
-                deltas.append(self._give_up(work, now))
-                continue
-            self.holdings.commit(work.sequence, work.end, work.take)
-            if work.draws:
-                told = () if isinstance(result, int) else (result.logprobs,)
-                deltas.append(self._append(work.sequence, token, told, now))
+            if sequence.finish not in (None, "abort"):
+                self.holdings.cancel(sequence, work.take)  # void: it ended in the step before
+            elif token < 0:
+                self.holdings.cancel(sequence, work.take)
+                sequence.distrusted = True
+                if sequence.finish is None:
+                    deltas.append(self._give_up(sequence, now))
+            else:
+                self.holdings.commit(sequence, work.end, work.take)
+                if work.draws and sequence.finish is None:
+                    told = () if isinstance(result, int) else (result.logprobs,)
+                    deltas.append(self._append(sequence, token, told, now))
+            self._land(sequence)
         return deltas
 
-    def _give_up(self, work: Work, now: float) -> TokenDelta:
+    def _next(self, plan: StepPlan) -> Flight:
+        """The step in flight that was planned first."""
+        flight = self._flights.popleft()
+        assert plan is flight.plan, "another step was planned before"
+        self.num_steps += 1
+        for work in flight.work:
+            work.sequence.in_flight -= 1
+        return flight
+
+    def _give_up(self, sequence: Sequence, now: float) -> TokenDelta:
         """No token could be drawn. Nobody knows since when what the sequence wrote is no number, so
         nothing that it used stays findable, but for what others hold."""
-        sequence, top = work.sequence, next(iter(work.sequence.path), None)
-        self.holdings.cancel(sequence, work.take)
         reason = (
-            f"no token can be drawn at position {len(sequence.tokens)}: the logits are not finite "
+            f"no token can be drawn at position {sequence.num_known}: the logits are not finite "
             "(damaged weights, or a fault of a kernel or the device), or every token is banned"
         )
-        delta = self._end(sequence, "error", now, error=reason)
-        if top is not None:
-            self.index.discard(top)
-        return delta
+        return self._end(sequence, "error", now, error=reason)
 
     def _append(
         self, sequence: Sequence, token: int, told: tuple[Logprobs, ...], now: float
     ) -> TokenDelta:
-        sequence.append(token)
+        sequence.learn(token)
         self.num_generated_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-        sampling = sequence.request.sampling
+        sampling, known = sequence.request.sampling, sequence.num_known
         if token in sampling.stop_token_ids:
             return self._end(sequence, "stop", now, tokens=(token,), logprobs=told)
-        if (
-            sequence.num_made >= sampling.max_tokens
-            or len(sequence.tokens) >= self.limits.max_context
-        ):
+        if known - sequence.num_prompt >= sampling.max_tokens or known >= self.limits.max_context:
             return self._end(sequence, "length", now, tokens=(token,), logprobs=told)
         return sequence.delta((token,), None, logprobs=told)
 
     def fail(self, plan: StepPlan, reason: str, now: float) -> list[TokenDelta]:
         """The step has failed: nobody knows what it has written, so its requests end."""
-        assert plan is self._planned, "another step was planned"
-        self._planned = None
-        self.num_steps += 1
-        for work in self._work:
+        flight = self._next(plan)
+        for work in flight.work:
             self.holdings.cancel(work.sequence, work.take)
-        touched = {id(work.sequence): work.sequence for work in self._work}
-        touched.update((id(sequence), sequence) for sequence in self._admitted)
-        return [
+        touched = dict.fromkeys((*(work.sequence for work in flight.work), *flight.admitted))
+        deltas = [
             self._end(sequence, "error", now, error=reason)
-            for sequence in touched.values()
-            if sequence.slot != NO_SLOT
+            for sequence in touched
+            if sequence.finish is None and sequence.slot != NO_SLOT
         ]
+        for sequence in touched:
+            self._land(sequence)
+        return deltas
+
+    def skip(self, plan: StepPlan) -> None:
+        """The step has not run, since the one before has failed. What is left of its requests gives
+        way: their slots are not as they were planned to be."""
+        flight = self._next(plan)
+        for work in flight.work:
+            self.holdings.cancel(work.sequence, work.take)
+        for sequence in dict.fromkeys((*(work.sequence for work in flight.work), *flight.admitted)):
+            if sequence in self.running:
+                self._preempt(sequence)
+            self._land(sequence)
 
     def fail_all(self, reason: str, now: float) -> list[TokenDelta]:
         """The engine is gone: every request ends."""
@@ -362,19 +351,20 @@ class Scheduler:
         error: str | None = None,
     ) -> TokenDelta:
         del self._by_id[sequence.request.id]
+        sequence.finish, sequence.ended_s = finish, now
+        sequence.forget()
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence)
             self._num_tried = 0
-        else:
+        elif not sequence.leaving:
             self._leave(sequence)
-        sequence.finish, sequence.ended_s = finish, now
         self.ended.append(sequence)
         return sequence.delta(tokens, finish, error, logprobs)
 
     def stats(self, step_s: float) -> EngineStats:
         pool, records = self.index.pool, self.index.records
         return EngineStats(
-            running=len(self.running),
+            running=len(self.running) + len(self.leaving),
             waiting=len(self.waiting),
             steps=self.num_steps,
             pages_total=pool.total,

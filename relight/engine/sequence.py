@@ -1,11 +1,13 @@
 """A request while it is computed: its tokens, their roles, and what it holds. Decides nothing.
 
-    tokens     known: the prompt, then what was sampled
+    tokens     the prompt, then what was sampled
     roles      of each token, given or made; a prompt token that was found in the cache as made
                keeps that role, so that computing it again would run the same kernels
-    computed   tokens [0, computed) have their rows in pages and rings; those after have none
+    num_known  of the tokens; those after are being drawn by steps in flight, and stand as 0
+    planned    tokens [0, planned) have their rows, or get them by steps in flight
+    computed   tokens [0, computed) have their rows in pages and rings, committed
 
-The last known token of a sequence that generates is not computed yet: computing it draws the next.
+The last token of a sequence that generates is not planned yet: computing it draws the next.
 """
 
 from array import array
@@ -25,6 +27,8 @@ class Sequence:
     pages with the same tokens in other roles: from there on its own pages stay its own.
     `boundaries`, the nearest last, is where records will be taken while the prompt is read.
     `record` is a provisional boundary record at `record_boundary`, 0 while it has no content.
+    `in_flight` counts the steps that compute it and are not committed: while there are any, it
+    holds all that it has, even if it is `leaving`. `distrusted`: what it wrote may be no numbers.
     """
 
     request: Request
@@ -34,8 +38,13 @@ class Sequence:
     tokens: "array[int]"
     roles: bytearray
     num_prompt: int
+    num_known: int
     shares: bool = False
     computed: int = 0
+    planned: int = 0
+    in_flight: int = 0
+    leaving: bool = False
+    distrusted: bool = False
     slot: int = NO_SLOT
     pages: list[int] = field(default_factory=list)
     num_sent_pages: int = 0
@@ -57,25 +66,36 @@ class Sequence:
         tokens = array(TOKEN_TYPE, request.prompt)
         num_prompt = len(tokens)
         roles = bytearray(num_prompt)  # all given
-        return cls(request, arrival, now, root, tokens, roles, num_prompt)
+        return cls(request, arrival, now, root, tokens, roles, num_prompt, num_prompt)
 
     @property
     def num_made(self) -> int:
+        """Tokens that were made, or are being drawn."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_unread(self) -> int:
-        return len(self.tokens) - self.computed
+        return len(self.tokens) - self.planned
 
     def run(self) -> tuple[int, int]:
         """The role of the next token, and where the run of tokens of that role ends."""
-        role = self.roles[self.computed]
-        end = self.roles.find(MADE if role == GIVEN else GIVEN, self.computed)
+        role = self.roles[self.planned]
+        end = self.roles.find(MADE if role == GIVEN else GIVEN, self.planned)
         return role, len(self.tokens) if end < 0 else end
 
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
+    def expect(self) -> None:
+        """One more token is being drawn."""
+        self.tokens.append(0)
         self.roles.append(MADE)
+
+    def learn(self, token: int) -> None:
+        """The first of the tokens that were being drawn is known."""
+        self.tokens[self.num_known] = token
+        self.num_known += 1
+
+    def forget(self) -> None:
+        """Whatever is being drawn does not count any more."""
+        del self.tokens[self.num_known :], self.roles[self.num_known :]
 
     def plan_records(self, page_tokens: int, interval: int, branch: int) -> None:
         """Chooses the page boundaries after `computed` where a record is taken while reading.

@@ -46,17 +46,17 @@ def share(
     rows, seconds = budget.rows, budget.seconds
     first = min(wanted, max(rows - rows // 2, rows - sum(want for _, want in others)))
     if seconds < math.inf:
-        theirs_s = sum(cost.rows_seconds(s.computed, want) for s, want in others)
+        theirs_s = sum(cost.rows_seconds(s.planned, want) for s, want in others)
         part_s = max(seconds / 2, seconds - theirs_s)
-        first = min(first, max(cost.rows_within(part_s, oldest.computed), budget.least))
-        seconds -= cost.rows_seconds(oldest.computed, first)
+        first = min(first, max(cost.rows_within(part_s, oldest.planned), budget.least))
+        seconds -= cost.rows_seconds(oldest.planned, first)
     shares = {oldest: first}
     rows -= first
     for sequence, wanted in sorted(others, key=_left):
         count = min(wanted, rows)
         if seconds < math.inf:
-            count = min(count, cost.rows_within(seconds, sequence.computed))
-            seconds -= cost.rows_seconds(sequence.computed, count)
+            count = min(count, cost.rows_within(seconds, sequence.planned))
+            seconds -= cost.rows_seconds(sequence.planned, count)
         shares[sequence] = count
         rows -= count
     return shares

@@ -3,9 +3,11 @@
 Beside the kernels this is the only place that asks the CUDA runtime; other rooms ask here.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 
 def architecture(device: torch.device) -> str:
@@ -33,3 +35,17 @@ def free_bytes(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 // 2
     raise AssertionError("/proc/meminfo has no MemAvailable")
+
+
+def upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """Integers [len(values)] int64. The host does not wait for the device: a copy from memory that
+    is not pinned would wait for all that was launched before it."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.int64)
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+    return pinned.to(device, non_blocking=True)
+
+
+def download(tensor: Tensor) -> Tensor:
+    """A copy on the host, which means something once an event after it has come."""
+    return tensor.to("cpu", non_blocking=True)

@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,9 @@ from relight.cache.prefix import GIVEN, MADE, PrefixIndex, RecordPool
 from relight.engine import sequence
 from relight.engine.admission import Limits
 from relight.engine.loop import Loop
-from relight.engine.plan import LAST_SAMPLED, Draw, RecordMove, Rows, StepPlan
+from relight.engine.plan import LAST_SAMPLED, Draw, Drawn, RecordMove, Rows, StepPlan
 from relight.engine.scheduler import Scheduler
+from relight.engine.steps import InTurn, Overlapped
 
 PAGE = 4
 REWIND = 2
@@ -147,12 +150,41 @@ def text_alone(
             return tokens[len(prompt) :]
 
 
+class AtOnce(Executor):
+    """The fastest device: a step has run before anything else happens."""
+
+    def submit(self, run: Callable[..., Any], /, *args: Any) -> "Future[Any]":  # type: ignore
+        future: Future[Any] = Future()
+        try:
+            future.set_result(run(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class AtLast(Executor):
+    """The slowest device: a step runs when somebody waits for it."""
+
+    class Late(Future):  # type: ignore[type-arg]
+        def __init__(self, run: Callable[[], Any]) -> None:
+            super().__init__()
+            self.run = run
+
+        def result(self, timeout: float | None = None) -> Any:
+            return self.run()
+
+    def submit(self, run: Callable[..., Any], /, *args: Any) -> "Future[Any]":  # type: ignore
+        return self.Late(lambda: run(*args))
+
+
 class SimulatedEngine:
-    """Scheduler, loop and simulated runner, checked after each step."""
+    """Scheduler, loop and simulated runner, checked after each step. Steps run in turn, or overlap
+    by an executor."""
 
     def __init__(
         self,
         *,
+        executor: Executor | None = None,
         num_pages: int = 64,
         num_slots: int = 4,
         num_records: int = 16,
@@ -188,7 +220,8 @@ class SimulatedEngine:
         self.scheduler = Scheduler(self.limits, self.index)
         self.runner = SimulatedRunner(self.pool, num_slots, num_records)
         self.now = 0.0
-        self.loop = Loop(self.scheduler, self, clock=lambda: self.now)
+        steps = Overlapped(self, executor) if executor else InTurn(self)
+        self.loop = Loop(self.scheduler, steps, clock=lambda: self.now)
         self.plans: list[StepPlan] = []
         self.mistake: AssertionError | None = None
         self.requests: dict[str, Request] = {}
@@ -221,7 +254,8 @@ class SimulatedEngine:
         self.texts[request.id] = []
         return request.id
 
-    def execute(self, plan: StepPlan) -> list[int]:
+    def launch(self, plan: StepPlan) -> list[Drawn]:
+        """What the loop takes for a runner."""
         self.plans.append(plan)
         given = sum(len(rows.tokens) for rows in plan.given)
         assert given <= self.limits.max_step_tokens
@@ -231,6 +265,9 @@ class SimulatedEngine:
         except AssertionError as error:  # not a fault of the device, which a loop survives
             self.mistake = error
             raise
+
+    def read(self, launched: list[Drawn]) -> list[Drawn]:
+        return launched
 
     def step(self) -> list[TokenDelta]:
         deltas = self.loop.step()
@@ -265,12 +302,17 @@ class SimulatedEngine:
         self.index.check()
         pool, running = self.pool, self.scheduler.running
         assert pool.num_free + pool.num_held + pool.num_cached == pool.total
-        held = {page for s in running for page in s.pages}
+        holders = [*running, *self.scheduler.leaving]
+        held = {page for s in holders for page in s.pages}
         assert {page for page in range(1, pool.total + 1) if pool.is_held(page)} == held
-        writable = [page for s in running for page in s.pages if pool.is_writable(page)]
+        writable = [page for s in holders for page in s.pages if pool.is_writable(page)]
         assert len(writable) == len(set(writable))
-        assert self.records.num_held == sum(s.record is not None for s in running)
-        slots = [s.slot for s in running]
+        in_flight = [work for flight in self.scheduler._flights for work in flight.work]
+        records = {work.take.move.record for work in in_flight if work.take}
+        records |= {s.record for s in holders if s.record is not None}
+        assert self.records.num_held == len(records)
+        assert all(s.in_flight == sum(w.sequence is s for w in in_flight) for s in holders)
+        slots = [s.slot for s in holders]
         assert len(set(slots)) == len(slots) <= self.limits.num_slots
         assert all(s.slot < 0 and not s.pages for s in self.scheduler.waiting)
         ages = [s.arrival for s in running]

@@ -12,6 +12,7 @@ from relight.engine.cost import Load, StepCost
 from relight.engine.loop import Loop
 from relight.engine.plan import Draw, StepPlan
 from relight.engine.scheduler import Scheduler
+from relight.engine.steps import InTurn
 
 PAGE = 128
 VOCAB = 1000
@@ -24,8 +25,8 @@ def drawn(draw: Draw) -> int:
 
 
 class CostedEngine:
-    """`gaps`: the longest time between two tokens of each request. `read`: (seconds, rows) of each
-    step that computed given rows of a request."""
+    """`gaps`: the longest time between two tokens of each request. `chunks`: (seconds, rows) of
+    each step that computed given rows of a request."""
 
     def __init__(
         self,
@@ -53,11 +54,11 @@ class CostedEngine:
             step_target_s=step_target_s,
         )
         self.scheduler = Scheduler(limits, index)
-        self.loop = Loop(self.scheduler, self, clock=lambda: self.now)
+        self.loop = Loop(self.scheduler, InTurn(self), clock=lambda: self.now)
         self.texts: dict[str, list[int]] = {}
         self.finishes: dict[str, str] = {}
         self.gaps: dict[str, float] = {}
-        self.read: dict[str, list[tuple[float, int]]] = {}
+        self.chunks: dict[str, list[tuple[float, int]]] = {}
         self._last_s: dict[str, float] = {}
 
     def add(self, id: str, length: int, max_tokens: int, *, stop: tuple[int, ...] = ()) -> Request:
@@ -69,13 +70,16 @@ class CostedEngine:
         self.texts[id] = []
         return request
 
-    def execute(self, plan: StepPlan) -> list[int]:
+    def launch(self, plan: StepPlan) -> list[int]:
         seconds = self.truth.seconds(Load.of(plan)) * self.disturbance()
         self.now += seconds
         by_slot = {s.slot: s.request.id for s in self.scheduler.running}
         for rows in plan.given:
-            self.read.setdefault(by_slot[rows.slot], []).append((seconds, len(rows.tokens)))
+            self.chunks.setdefault(by_slot[rows.slot], []).append((seconds, len(rows.tokens)))
         return [drawn(draw) for draw in plan.draws]
+
+    def read(self, launched: list[int]) -> list[int]:
+        return launched
 
     def step(self) -> None:
         for delta in self.loop.step():

@@ -12,6 +12,7 @@ from relight.cache.prefix import PrefixIndex, RecordPool
 from relight.engine.admission import Limits
 from relight.engine.loop import Loop
 from relight.engine.scheduler import Scheduler
+from relight.engine.steps import Overlapped
 from relight.engine.worker import main
 
 
@@ -21,7 +22,7 @@ class Counting:
     def __init__(self, fault):
         self.fault = fault
 
-    def execute(self, plan):
+    def launch(self, plan):
         time.sleep(0.001)
         if plan.step == 5:
             if self.fault == "dies":
@@ -33,6 +34,9 @@ class Counting:
             if self.fault == "lost":
                 raise Unavailable("the device is lost")
         return [draw.position for draw in plan.draws]
+
+    def read(self, launched):
+        return launched
 
 
 def assemble(settings, progress):
@@ -56,7 +60,7 @@ def assemble(settings, progress):
     info = EngineInfo(
         model=settings.model, max_context=4096, num_slots=4, num_pages=64, operator="fake"
     )
-    return Loop(Scheduler(limits, index), Counting(settings.model)), info
+    return Loop(Scheduler(limits, index), Overlapped(Counting(settings.model))), info
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import random
 import sys
 from collections import Counter
 
-from tests.engine.conftest import VOCAB, SimulatedEngine
+from tests.engine.conftest import VOCAB, AtLast, AtOnce, SimulatedEngine
 
 KINDS = [(tight, reuse, cache) for tight in (0, 1) for reuse in (0, 1) for cache in (0, 1)]
 """Too few pages for all, or enough; made tokens are reused; anything is."""
@@ -19,6 +19,7 @@ def run_schedule(number: int, seen: Counter[str]) -> None:
     tight, reuse_generated, prefix_cache = KINDS[number % len(KINDS)]
     rng = random.Random(number)
     engine = SimulatedEngine(
+        executor=rng.choice([None, AtOnce(), AtLast()]),
         num_pages=rng.randint(10, 14) if tight else 60,
         num_slots=rng.randint(1, 5),
         num_records=rng.choice([0, 1, 3, 12]),

@@ -15,7 +15,7 @@ TARGET_S = 0.1
 
 def speed(engine, id):
     """Rows in a second of the steps that read it."""
-    steps = engine.read[id]
+    steps = engine.chunks[id]
     return sum(rows for _, rows in steps) / sum(seconds for seconds, _ in steps)
 
 
@@ -48,7 +48,7 @@ def mixed(truth=TRUTH, length=LONG, disturbance=lambda: 1.0):
 
 
 def test_a_prompt_alone_is_read_in_whole_steps():
-    chunks = [rows for _, rows in alone().read["long"]]
+    chunks = [rows for _, rows in alone().chunks["long"]]
     # A step ends where a record is taken: every 4096 tokens, and at the last boundary.
     assert set(chunks[:-2]) == {4096}
 
@@ -58,7 +58,7 @@ def test_a_long_prompt_holds_no_stream_up_and_keeps_most_of_its_speed(speed_alon
     assert max(engine.gaps.values()) <= 2 * TARGET_S
     assert speed(engine, "long") >= 0.7 * speed_alone
     # Its end, and the places where a record is taken, may leave less than a page for a step.
-    steps = [rows for _, rows in engine.read["long"]]
+    steps = [rows for _, rows in engine.chunks["long"]]
     short = [rows for rows in steps if rows < PAGE]
     assert len(short) <= LONG // 4096 + 1
 
@@ -69,7 +69,7 @@ def test_what_a_step_costs_is_learnt_and_kept_to(factor):
     rng = random.Random(factor)
     engine = mixed(truth, 100_000, lambda: rng.uniform(0.9, 1.1))
     assert max(engine.gaps.values()) <= 2 * TARGET_S
-    steps = engine.read["long"][10:-1]
+    steps = engine.chunks["long"][10:-1]
     assert sum(rows for _, rows in steps) >= PAGE * len(steps)
 
 
@@ -77,7 +77,7 @@ def test_a_slow_machine_gives_a_prompt_its_share_and_a_page():
     truth = StepCost(step_s=0.2, made_s=0.01, given_s=2e-4, pair_s=1e-10)
     engine = mixed(truth, 50_000)
     assert speed(engine, "long") >= 0.3 * speed(alone(truth, 50_000), "long")
-    steps = engine.read["long"][5:-1]
+    steps = engine.chunks["long"][5:-1]
     assert sum(rows for _, rows in steps) >= PAGE * len(steps)
 
 
@@ -87,7 +87,7 @@ def test_without_a_target_a_step_is_full():
     engine.step()
     engine.add("long", 20_000, 1)
     engine.run()
-    assert {rows for _, rows in engine.read["long"][:-2]} == {4096}
+    assert {rows for _, rows in engine.chunks["long"][:-2]} == {4096}
 
 
 def test_one_long_and_many_short_requests_run_at_once_and_lose_nothing():

@@ -1,0 +1,99 @@
+"""A plan while it is made, and what it stands for until its step is committed. Decides nothing."""
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+from relight.engine.holdings import Take
+from relight.engine.plan import (
+    LAST_SAMPLED,
+    Draw,
+    PageWrite,
+    RecordMove,
+    Rows,
+    SetCounts,
+    SetLength,
+    StepPlan,
+)
+from relight.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step does for one sequence: it will be computed up to `end`."""
+
+    sequence: Sequence
+    end: int
+    draws: bool
+    take: Take | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was planned and is not committed. `work` with draws is in the order of the plan's
+    draws; `admitted` got their slots in it, perhaps without rows."""
+
+    plan: StepPlan
+    work: Ordered[Work]
+    admitted: Ordered[Sequence]
+
+
+@dataclass(slots=True)
+class Draft:
+    """Work is kept by segment, as the tokens of a step come back."""
+
+    admitted: list[Sequence] = field(default_factory=list)
+    lengths: list[SetLength] = field(default_factory=list)
+    counts: list[SetCounts] = field(default_factory=list)
+    restores: list[RecordMove] = field(default_factory=list)
+    pages: list[PageWrite] = field(default_factory=list)
+    rows: tuple[list[Rows], list[Rows]] = field(default_factory=lambda: ([], []))  # by role
+    draws: tuple[list[Draw], list[Draw]] = field(default_factory=lambda: ([], []))
+    work: tuple[list[Work], list[Work]] = field(default_factory=lambda: ([], []))
+    takes: list[RecordMove] = field(default_factory=list)
+
+    def admit(self, sequence: Sequence, restore: RecordMove | None) -> None:
+        slot = sequence.slot
+        self.lengths.append(SetLength(slot, sequence.computed))
+        if sequence.request.sampling.penalised:
+            made = tuple(sequence.tokens[sequence.num_prompt :])
+            self.counts.append(SetCounts(slot, made))
+        if restore:
+            self.restores.append(restore)
+        self.admitted.append(sequence)
+
+    def compute(self, sequence: Sequence, role: int, end: int, take: Take | None) -> None:
+        """Adds the rows up to `end`, and a draw if nothing is known beyond them."""
+        slot, start, total = sequence.slot, sequence.planned, len(sequence.tokens)
+        if sequence.num_sent_pages < len(sequence.pages):
+            first = sequence.num_sent_pages
+            self.pages.append(PageWrite(slot, first, tuple(sequence.pages[first:])))
+            sequence.num_sent_pages = len(sequence.pages)
+        tokens = tuple(sequence.tokens[start:end])
+        if end > sequence.num_known:
+            tokens = (*tokens[:-1], LAST_SAMPLED)
+        draws = end == total
+        self.rows[role].append(Rows(slot, start, tokens, draws))
+        if draws:
+            draw = Draw(slot, total, sequence.request.sampling, sequence.num_made)
+            self.draws[role].append(draw)
+            sequence.expect()
+        if take:
+            self.takes.append(take.move)
+        self.work[role].append(Work(sequence, end, draws, take))
+        sequence.planned = end
+        sequence.in_flight += 1
+
+    def flight(self, step: int) -> Flight:
+        (given, made), (given_draws, made_draws) = self.rows, self.draws
+        plan = StepPlan(
+            step=step,
+            made=tuple(made),
+            given=tuple(given),
+            draws=(*made_draws, *given_draws),
+            lengths=tuple(self.lengths),
+            counts=tuple(self.counts),
+            pages=tuple(self.pages),
+            restores=tuple(self.restores),
+            takes=tuple(self.takes),
+        )
+        return Flight(plan, self.work[1] + self.work[0], self.admitted)
