@@ -50,9 +50,10 @@ def capacity(config: ModelConfig, layout: Layout, settings: Settings, free_bytes
         )
     per_sequence = -(-wanted_context // PAGE_TOKENS)
     useful = 1 + settings.num_slots * per_sequence  # more could never be held at once
-    pages = min(settings.cache_bytes or left, useful * layout.page.bytes) // layout.page.bytes
-    if pages * layout.page.bytes > left or pages < 2:
-        fitting = max(left, 0) // layout.page.bytes
+    page_bytes = max(layout.page.bytes, 1)  # sliding layers alone put nothing into pages
+    pages = min(settings.cache_bytes or left, useful * page_bytes) // page_bytes
+    if pages * page_bytes > left or pages < 2:
+        fitting = max(left, 0) // page_bytes
         raise CannotFit(
             f"{free_bytes:,} bytes are free; {settings.num_slots} slots take {slots:,} and "
             f"{records} records {records * layout.record.bytes:,}, which leaves room for {fitting} "
