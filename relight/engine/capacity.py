@@ -31,9 +31,11 @@ def capacity(config: ModelConfig, layout: Layout, settings: Settings, free_bytes
     would."""
     slots = settings.num_slots * layout.slot.bytes
     records = settings.record_bytes // layout.record.bytes
-    if not settings.record_bytes:
+    if settings.prefix_cache == "off":
+        records = 0  # nothing would be found by them
+    elif not settings.record_bytes:
         records = settings.num_slots + SPARE_RECORDS
-    if records < settings.num_slots:
+    elif records < settings.num_slots:
         raise CannotFit(
             f"record_bytes is {settings.record_bytes:,}, room for {records} boundary records; "
             f"{settings.num_slots} slots need one each: set record_bytes to at least "

@@ -62,3 +62,14 @@ def test_a_context_that_the_model_was_not_made_for_is_refused() -> None:
     config = replace(V4_FLASH, max_position=2**17)
     with pytest.raises(CannotFit, match="at most 131,072"):
         capacity(config, layout(config, OFFICIAL), settings, 2**40)
+
+
+def test_without_a_prefix_cache_records_cost_nothing() -> None:
+    spec = layout(V4_FLASH, OFFICIAL)
+    cached, uncached = (
+        capacity(V4_FLASH, spec, Settings(model="m", prefix_cache=state), 2**32)  # type: ignore[arg-type]
+        for state in ("on", "off")
+    )
+    assert cached.num_records > 0
+    assert uncached.num_records == 0
+    assert uncached.num_pages > cached.num_pages
