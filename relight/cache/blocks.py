@@ -1,5 +1,4 @@
 """Hands out the pages of the paged store and counts who holds them. Knows no token and no tensor.
-tensors.
 
 A page is in one of three states, and changes it only here:
 
