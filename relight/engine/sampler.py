@@ -16,6 +16,7 @@ from torch import Tensor
 
 from relight.base.types import Logprobs
 from relight.engine.plan import Draw, Drawn, Scored, SetCounts
+from relight.kernels.device import upload
 from relight.kernels.sample import (
     Adjustments,
     Bias,
@@ -50,7 +51,7 @@ class Sampler:
     def set_counts(self, changes: Sequence[SetCounts]) -> None:
         for change in changes:
             row = self.counts[change.slot].zero_()
-            tokens = _integers(change.tokens, row.device)
+            tokens = upload(change.tokens, row.device)
             row.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
 
     def draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
@@ -58,9 +59,10 @@ class Sampler:
         tokens = draw_tokens(draws, logits, self._adjustments(draws, logits.device))
         counted = [i for i, draw in enumerate(draws) if draw.sampling.penalised]
         if counted:
-            slots = _integers([draws[i].slot for i in counted], logits.device)
+            rows = upload(counted, logits.device)
+            slots = upload([draws[i].slot for i in counted], logits.device)
             # A row that gave no token counts as token 0: its sequence ends.
-            self.counts[slots, tokens[counted].clamp(min=0)] += 1
+            self.counts[slots, tokens[rows].clamp(min=0)] += 1
         return _scored(draws, logits, tokens)
 
     def _adjustments(self, draws: Sequence[Draw], device: torch.device) -> Adjustments | None:
@@ -73,7 +75,7 @@ class Sampler:
         if any(draw.sampling.penalised for draw in some):
             penalties = _penalties(some, self.counts)
         return Adjustments(
-            rows=_integers(rows, device),
+            rows=upload(rows, device),
             penalties=penalties,
             bias=_bias(some, vocab, device),
             banned=_banned(some, vocab, device),
@@ -113,14 +115,18 @@ def read(sampled: Sampled) -> list[Drawn]:
 def sample_params(draws: Sequence[Draw], device: torch.device) -> SampleParams:
     """The sampling parameters of `draws` as columns."""
     params = [draw.sampling for draw in draws]
+    warm = [i for i, p in enumerate(params) if p.temperature > 0]
+    cut = [i for i in warm if params[i].top_p < 1 or params[i].top_k > 0]
     return SampleParams(
         temperature=_floats([p.temperature for p in params], device),
         top_p=_floats([p.top_p for p in params], device),
-        top_k=_integers([p.top_k for p in params], device),
+        top_k=upload([p.top_k for p in params], device),
         min_p=_floats([p.min_p for p in params], device),
-        seed=_integers([_signed(p.seed) for p in params], device),
-        choice=_integers([p.choice for p in params], device),
-        position=_integers([draw.position for draw in draws], device),
+        seed=upload([_signed(p.seed) for p in params], device),
+        choice=upload([p.choice for p in params], device),
+        position=upload([draw.position for draw in draws], device),
+        drawn=upload([i for i in warm if i not in cut], device),
+        cut=upload(cut, device),
     )
 
 
@@ -132,7 +138,7 @@ def _penalties(draws: Sequence[Draw], counts: Tensor) -> Penalties:
         repetition=_floats([p.repetition_penalty for p in params], device),
         frequency=_floats([p.frequency_penalty for p in params], device),
         presence=_floats([p.presence_penalty for p in params], device),
-        counts=counts[_integers([draw.slot for draw in draws], device)],
+        counts=counts[upload([draw.slot for draw in draws], device)],
     )
 
 
@@ -147,7 +153,7 @@ def _bias(draws: Sequence[Draw], vocab: int, device: torch.device) -> Bias | Non
     if not found:
         return None
     rows, tokens, values = zip(*found, strict=True)
-    places = Places(_integers(rows, device), _integers(tokens, device))
+    places = Places(upload(rows, device), upload(tokens, device))
     return Bias(places, _floats(values, device))
 
 
@@ -163,7 +169,7 @@ def _banned(draws: Sequence[Draw], vocab: int, device: torch.device) -> Places |
     if not found:
         return None
     rows, tokens = zip(*found, strict=True)
-    return Places(_integers(rows, device), _integers(tokens, device))
+    return Places(upload(rows, device), upload(tokens, device))
 
 
 def _scored(draws: Sequence[Draw], logits: Tensor, tokens: Tensor) -> Sampled:
@@ -176,17 +182,13 @@ def _scored(draws: Sequence[Draw], logits: Tensor, tokens: Tensor) -> Sampled:
     )
     if not asked:
         return Sampled(tokens)
-    rows = _integers([row for row, _ in asked], logits.device)
+    rows = upload([row for row, _ in asked], logits.device)
     scores = score_tokens(logits[rows], tokens[rows], max(count for _, count in asked))
     return Sampled(tokens, asked, scores)
 
 
-def _integers(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
-
-
 def _floats(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)
+    return upload(values, device, torch.float32)
 
 
 def _signed(seed: int) -> int:

@@ -37,12 +37,14 @@ def free_bytes(device: torch.device) -> int:
     raise AssertionError("/proc/meminfo has no MemAvailable")
 
 
-def upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """Integers [len(values)] int64. The host does not wait for the device: a copy from memory that
-    is not pinned would wait for all that was launched before it."""
+def upload(
+    values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64
+) -> Tensor:
+    """[len(values)]. The host does not wait for the device: a copy from memory that is not pinned
+    would wait for all that was launched before it."""
     if device.type == "cpu":
-        return torch.tensor(values, dtype=torch.int64)
-    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+        return torch.tensor(values, dtype=dtype)
+    pinned = torch.tensor(values, dtype=dtype, pin_memory=True)
     return pinned.to(device, non_blocking=True)
 
 

@@ -4,7 +4,8 @@ a request alone, whoever runs beside it and however often it loses its slot."""
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from relight.engine.sampler import Sampler, read
 from tests.engine.conftest import (
     VOCAB,
     WINDOW,
+    AtLast,
+    AtOnce,
     SimulatedEngine,
     SimulatedRunner,
     row_value,
@@ -24,7 +27,7 @@ from tests.engine.conftest import (
 )
 from tests.engine.sampling import alone
 
-SCHEDULES = 25
+SCHEDULES = 15  # for each of the six kinds below
 
 
 def logits_of(value: int) -> Tensor:
@@ -32,9 +35,9 @@ def logits_of(value: int) -> Tensor:
     return torch.tensor([draw.gauss(0, 2) for _ in range(VOCAB)])
 
 
-def is_sick(first: int, value: int) -> bool:
-    """Whether a row gives logits that are no numbers; only if its prompt begins with token 0."""
-    return first == 0 and value % 16 == 0
+def is_sick(sampling: SamplingParams, value: int) -> bool:
+    """Whether a row gives logits that are no numbers; some rows of some requests do."""
+    return sampling.seed == 0 and value % 16 == 0
 
 
 class SamplingRunner(SimulatedRunner):
@@ -42,7 +45,6 @@ class SamplingRunner(SimulatedRunner):
 
     def __init__(self, engine: SimulatedEngine) -> None:
         super().__init__(engine.pool, engine.limits.num_slots, engine.records.total)
-        self.engine = engine
         self.sampler = Sampler(engine.limits.num_slots, VOCAB, torch.device("cpu"))
 
     def execute(self, plan: StepPlan) -> list[Drawn]:  # type: ignore[override]
@@ -51,9 +53,8 @@ class SamplingRunner(SimulatedRunner):
         if not plan.draws:
             return []
         logits = torch.stack(list(map(logits_of, values)))
-        first = {s.slot: s.tokens[0] for s in self.engine.scheduler.running}
         for row, (draw, value) in enumerate(zip(plan.draws, values, strict=True)):
-            if is_sick(first[draw.slot], value):
+            if is_sick(draw.sampling, value):
                 logits[row, value % VOCAB] = math.nan
         sampled = self.sampler.draw(plan.draws, logits)
         for draw, token in zip(plan.draws, sampled.tokens.tolist(), strict=True):
@@ -77,7 +78,7 @@ def answer_alone(
             role = roles[position] if position < len(prompt) else MADE
             window = rows[max(0, position - WINDOW) :]
             rows.append(row_value(tokens[position], role, window, weighted_sum(rows)))
-        if is_sick(tokens[0], rows[-1]):
+        if is_sick(sampling, rows[-1]):
             return made, drawn_from, "error"
         logits = logits_of(rows[-1])
         made.append(alone(logits, sampling, made, position=len(tokens)))
@@ -113,7 +114,14 @@ def random_sampling(rng: random.Random) -> SamplingParams:
 class Watched:
     """An engine with the real sampler, and what it told of each request."""
 
-    def __init__(self, make_engine: type[SimulatedEngine], rng: random.Random, tight: bool) -> None:
+    def __init__(
+        self,
+        make_engine: type[SimulatedEngine],
+        rng: random.Random,
+        *,
+        tight: bool = False,
+        executor: Executor | None = None,
+    ) -> None:
         self.engine = make_engine(
             num_pages=rng.randint(10, 14) if tight else 60,
             num_slots=rng.randint(2, 5),
@@ -121,6 +129,7 @@ class Watched:
             max_context=40,
             max_step_tokens=rng.choice([5, 16]),
             admit_output=rng.choice([1, 4]) if tight else 40,
+            executor=executor,
         )
         self.runner = self.engine.runner = SamplingRunner(self.engine)
         self.deltas: dict[str, list[TokenDelta]] = {}
@@ -167,18 +176,22 @@ class Watched:
             assert found == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
+@pytest.mark.parametrize("executor", [None, AtOnce, AtLast], ids=["in turn", "at once", "at last"])
 @pytest.mark.parametrize("tight", [True, False])
-def test_no_schedule_changes_what_is_drawn(make_engine: type[SimulatedEngine], tight: bool) -> None:
+def test_no_schedule_changes_what_is_drawn(
+    make_engine: type[SimulatedEngine], tight: bool, executor: Callable[[], Executor] | None
+) -> None:
+    """In turn, and where a step is planned before the tokens of the one before are known."""
     rng = random.Random(f"sampling {tight}")
     seen: Counter[str] = Counter()
     for _ in range(SCHEDULES):
-        watched = Watched(make_engine, rng, tight)
+        steps = executor() if executor else None
+        watched = Watched(make_engine, rng, tight=tight, executor=steps)
         engine, left = watched.engine, rng.randint(4, 8)
         while left or not engine.loop.idle:
             if left and rng.random() < 0.4:
                 left -= 1
-                start = 0 if rng.random() < 0.2 else rng.randrange(1, VOCAB)
-                prompt = [start, *(rng.randrange(VOCAB) for _ in range(rng.randint(0, 11)))]
+                prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
                 watched.add(prompt, random_sampling(rng))
             watched.step()
         for id in engine.texts:
@@ -195,7 +208,7 @@ def test_no_schedule_changes_what_is_drawn(make_engine: type[SimulatedEngine], t
 
 
 def test_plans_without_penalties_set_no_counts(make_engine: type[SimulatedEngine]) -> None:
-    watched = Watched(make_engine, random.Random(1), tight=False)
+    watched = Watched(make_engine, random.Random(1))
     for seed in range(3):
         watched.add([1, 2, 3 + seed], SamplingParams(max_tokens=5, seed=seed, logprobs=2))
     watched.run()
@@ -206,22 +219,22 @@ def test_what_a_sequence_without_a_token_wrote_is_not_found_again(
     make_engine: type[SimulatedEngine],
 ) -> None:
     """Nobody knows which of its rows are no numbers; pages that others hold stay."""
-    watched = Watched(make_engine, random.Random(2), tight=False)
+    watched = Watched(make_engine, random.Random(2))
     engine, runner = watched.engine, watched.runner
     prompt = list(range(1, 14))
-    watched.add(prompt, SamplingParams(max_tokens=6))
+    watched.add(prompt, SamplingParams(max_tokens=6, seed=1))
     watched.run()
     cached = engine.pool.num_cached
     assert cached >= 3
     draw = runner.sampler.draw
     runner.sampler.draw = lambda draws, logits: draw(draws, logits * math.nan)  # type: ignore
-    watched.add([*prompt, 5, 6, 7], SamplingParams(max_tokens=6))
+    watched.add([*prompt, 5, 6, 7], SamplingParams(max_tokens=6, seed=1))
     watched.run()
     assert engine.finishes == {"s0": "length", "s1": "error"}
     root = engine.index.root("")
     assert not engine.index.match(root, engine.sequences["s1"].tokens, 12).entries
     runner.sampler.draw = draw  # type: ignore
-    watched.add(prompt, SamplingParams(max_tokens=6))
+    watched.add(prompt, SamplingParams(max_tokens=6, seed=1))
     watched.run()
     assert engine.sequences["s2"].num_cached == 0
     assert engine.texts["s2"] == engine.texts["s0"]

@@ -30,6 +30,9 @@ def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None
         expect(getattr(params, name), name, (n,), F32)
     for name in ("top_k", "seed", "choice", "position"):
         expect(getattr(params, name), name, (n,), I64)
+    for rows in (params.drawn, params.cut):
+        if rows is not None:
+            expect(rows, "rows", (None,), I64)
     if adjustments is not None:
         _check(adjustments, vocab)
     return reference.sample(logits, params, adjustments)

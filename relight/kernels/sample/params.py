@@ -7,7 +7,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SampleParams:
-    """Parameters of each row, all [n] on the device of the logits."""
+    """Parameters of each row, all [n] on the device of the logits.
+
+    `drawn` and `cut` say which rows have a temperature, without and with top-k or top-p. Who knows
+    it tells it, since nobody else can without waiting for the device; None: it is looked up.
+    """
 
     temperature: Tensor  # float32; 0 is greedy
     top_p: Tensor  # float32; 1 is off
@@ -16,6 +20,8 @@ class SampleParams:
     seed: Tensor  # int64
     choice: Tensor  # int64
     position: Tensor  # int64, absolute position of the token that is drawn
+    drawn: Tensor | None = None  # [d] int64
+    cut: Tensor | None = None  # [c] int64
 
 
 @dataclass(frozen=True, slots=True)

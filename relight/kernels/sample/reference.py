@@ -1,6 +1,8 @@
 """The definition of sample. Probabilities are summed as integers, exact in any order, so a cut does
 not depend on how a device sums."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ ROWS = 4
 32 rows at a time took five times as long, most of it in page faults."""
 
 NARROW = 1024
-"""A cut is looked for among this many best tokens first, and among all where it lies farther."""
+"""A CPU looks for a cut among this many best tokens first, and among all where it lies farther."""
 
 WEIGHT_BITS = 40
 """Probabilities relative to the best are integers of 1 / 2^40; their sum stays below 2^63 up to
@@ -34,18 +36,38 @@ def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None
         logits = _adjusted(logits, adjustments)
         tokens, still = _greedy(logits)
         valid &= still
-    drawn = torch.where(params.temperature > 0)[0]
-    for rows in drawn.split(ROWS):
-        scaled = logits[rows] - logits[rows].amax(1, keepdim=True)
-        scaled = keep(
-            scaled / params.temperature[rows].unsqueeze(1),
-            params.top_p[rows],
-            params.top_k[rows],
-            params.min_p[rows],
-        )
-        key = params.seed[rows], params.choice[rows], params.position[rows]
-        tokens[rows] = (scaled + gumbel(*key, logits.shape[1])).argmax(1)
+    drawn, cut = _rows(params)
+    for rows in _few(drawn):
+        scaled = floor(_scaled(logits, params, rows), params.min_p[rows])
+        tokens[rows] = _draw(scaled, params, rows)
+    for rows in _few(cut):
+        scaled = _scaled(logits, params, rows)
+        scaled = keep(scaled, params.top_p[rows], params.top_k[rows], params.min_p[rows])
+        tokens[rows] = _draw(scaled, params, rows)
     return torch.where(valid, tokens, NOT_DRAWN)
+
+
+def _rows(params: SampleParams) -> tuple[Tensor, Tensor]:
+    if params.drawn is not None and params.cut is not None:
+        return params.drawn, params.cut
+    warm, cut = params.temperature > 0, (params.top_p < 1) | (params.top_k > 0)
+    return torch.where(warm & ~cut)[0], torch.where(warm & cut)[0]
+
+
+def _few(rows: Tensor) -> Iterator[Tensor]:
+    """Some rows at a time; none of no rows, where `split` would give one empty part."""
+    return (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
+
+
+def _scaled(logits: Tensor, params: SampleParams, rows: Tensor) -> Tensor:
+    """The best of each row is 0."""
+    part = logits[rows]
+    return (part - part.amax(1, keepdim=True)) / params.temperature[rows].unsqueeze(1)
+
+
+def _draw(scaled: Tensor, params: SampleParams, rows: Tensor) -> Tensor:
+    key = params.seed[rows], params.choice[rows], params.position[rows]
+    return (scaled + gumbel(*key, scaled.shape[1])).argmax(1)
 
 
 def _greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,27 +91,27 @@ def _adjusted(logits: Tensor, adjustments: Adjustments) -> Tensor:
     return logits.index_copy(0, adjustments.rows, part)
 
 
+def floor(scaled: Tensor, min_p: Tensor) -> Tensor:
+    """scaled [n, V], the best of each row 0, with -inf where min-p cuts."""
+    return scaled.masked_fill(torch.exp(scaled) < min_p.unsqueeze(1), float("-inf"))
+
+
 def keep(scaled: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
     """scaled [n, V], the best of each row 0, with -inf where min-p, top-k or top-p cut."""
-    power = torch.exp(scaled)
-    scaled = scaled.masked_fill(power < min_p.unsqueeze(1), float("-inf"))
+    scaled = floor(scaled, min_p)
     vocab = scaled.shape[1]
     limit = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
-    cut = torch.where((top_p < 1) | (limit < vocab))[0]
-    if not cut.numel():
-        return scaled
-    part = scaled[cut]
-    total = _weight(part).sum(1)
-    width = min(NARROW, vocab)
+    total = _weight(scaled).sum(1)
+    # To see whether the narrow look sufficed is to wait for the device.
+    width = min(NARROW, vocab) if scaled.device.type == "cpu" else vocab
     while True:
-        best = part.topk(width, dim=1).values
-        count = _count(best, total, top_p[cut], limit[cut])
+        best = scaled.topk(width, dim=1).values
+        count = _count(best, total, top_p, limit)
         if width == vocab or bool((count < width).all()):
             break
         width = vocab
     least = best.gather(1, count.unsqueeze(1) - 1).squeeze(1)
-    scaled[cut] = part.masked_fill(~keep_largest(part, least, count), float("-inf"))
-    return scaled
+    return scaled.masked_fill(~keep_largest(scaled, least, count), float("-inf"))
 
 
 def _weight(scaled: Tensor) -> Tensor:

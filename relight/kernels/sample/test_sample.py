@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -247,10 +248,29 @@ def test_a_draw_does_not_depend_on_its_mates(device: str) -> None:
     }
 
     def op(logits: Tensor, row: Tensor) -> Tensor:
-        names = SampleParams.__dataclass_fields__
+        names = SampleParams.__dataclass_fields__.keys() - {"drawn", "cut"}
         return sample(logits, SampleParams(**{name: getattr(p, name)[row] for name in names}))
 
     assert_rows_invariant(op, inputs, "step")
+
+
+def test_rows_that_are_told_are_those_that_are_looked_up(device: str) -> None:
+    count = 30
+    p = params(
+        count,
+        device,
+        temperature=torch.arange(count) % 3 / 2,
+        top_p=torch.where(torch.arange(count) % 2 == 0, 1.0, 0.5),
+        top_k=torch.arange(count) % 5 * 3,
+    )
+    logits = torch.randn(count, VOCAB).to(device)
+    cut = [i for i in range(count) if i % 3 and (i % 2 or i % 5)]
+    drawn = [i for i in range(count) if i % 3 and i not in cut]
+    told = replace(
+        p, drawn=torch.tensor(drawn, device=device), cut=torch.tensor(cut, device=device)
+    )
+    assert len(drawn) > 1 < len(cut)
+    assert torch.equal(sample(logits, told), sample(logits, p))
 
 
 def test_equal_counters_draw_equal_tokens_and_others_do_not(device: str) -> None:
