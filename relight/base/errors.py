@@ -56,11 +56,22 @@ class TooLarge(RelightError):
 
 
 class Overloaded(RelightError):
-    """The queue is full; the same request may succeed later."""
+    """The queue is full; the same request may succeed `retry_after_s` later."""
 
     status = 429
     code = "rate_limit_exceeded"
     kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlinePassed(RelightError):
+    """The request was not answered in the time that it, or the server, gives it."""
+
+    status = 504
+    code = "deadline_passed"
 
 
 class Unavailable(RelightError):

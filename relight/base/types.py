@@ -40,13 +40,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `record_hints` are token offsets where a turn of the prompt starts:
-    places where a later prompt is likely to branch off. `cache_salt` parts the prefix cache."""
+    places where a later prompt is likely to branch off. `cache_salt` parts the prefix cache.
+
+    `priority` 0 goes before 1; among equals, that of the `client` served least. `deadline_s` after
+    its arrival the request is given up; 0: never."""
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     record_hints: tuple[int, ...] = ()
     cache_salt: str = ""
+    priority: int = 0
+    client: str = ""
+    deadline_s: float = 0.0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -96,7 +102,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an engine after its last step. Counters never go back."""
+    """The state of an engine after its last step. Counters never go back. `tokens_per_s` read and
+    made, and `mean_output` tokens of an answer, are of late."""
 
     running: int = 0
     waiting: int = 0
@@ -111,3 +118,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     preemptions: int = 0
     step_s: float = 0.0
+    tokens_per_s: float = 0.0
+    mean_output: float = 0.0

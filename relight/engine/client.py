@@ -7,15 +7,21 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from relight.base.errors import BadRequest, BadSetting, RelightError, Unavailable
+from relight.base.errors import (
+    BadRequest,
+    BadSetting,
+    DeadlinePassed,
+    RelightError,
+    Unavailable,
+)
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, EngineStats, Request, TokenDelta
 from relight.engine.loop import Loop
@@ -35,6 +41,7 @@ from relight.engine.wire import (
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 EngineState = Literal["loading", "idle", "busy", "stuck", "draining", "dead"]
 
 WORKER = (sys.executable, "-m", "relight.engine.worker")
@@ -56,7 +63,8 @@ class EngineClient(Protocol):
 
     def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
         """Yields deltas until one with `finish`. Closing the iterator aborts the request, and its
-        pages are free within one step. Raises `Unavailable` if the engine is not there."""
+        pages are free within one step. Raises `Unavailable` if the engine is not there, and
+        `DeadlinePassed` at the request's deadline."""
         ...
 
     async def stats(self) -> EngineStats: ...
@@ -74,10 +82,13 @@ class _Switchboard:
         if request.id in self._open:
             raise BadRequest(f"id {request.id} is that of a request that runs; choose another")
         answers = self._open[request.id] = asyncio.Queue()
+        deadline = None
+        if request.deadline_s:
+            deadline = asyncio.get_running_loop().time() + request.deadline_s
         try:
             self._send(Add(request))
             while True:
-                answer = await answers.get()
+                answer = await _by(deadline, answers.get())
                 if isinstance(answer, RelightError):
                     raise answer
                 yield answer
@@ -306,6 +317,20 @@ class ProcessClient(_Switchboard):
     def _leave_nothing(self) -> None:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def _by(deadline: float | None, answer: Coroutine[Any, Any, T]) -> T:
+    """The answer, if it comes before the deadline, a time of the event loop."""
+    if deadline is None:
+        return await answer
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await answer
+    except TimeoutError as error:
+        raise DeadlinePassed(
+            "the deadline of the request has passed before its answer was complete; allow more "
+            "time or ask for fewer tokens"
+        ) from error
 
 
 async def _within(seconds: float, task: asyncio.Task[Any]) -> bool:

@@ -116,3 +116,23 @@ class CostMeter:
                 row[i] += DRIFT * s * s
         s0, s1, s2, s3 = scale
         self.cost = StepCost(g0 * s0, g1 * s1, g2 * s2, g3 * s3)
+
+
+MEMORY_S = 30.0
+"""How long ago a step was that counts little for the pace."""
+
+
+class Pace:
+    """Tokens read and made in a second of steps, of late."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def observe(self, load: Load, seconds: float) -> None:
+        keep = max(0.0, 1 - seconds / MEMORY_S)
+        self._tokens = keep * self._tokens + load.made + load.given
+        self._seconds = keep * self._seconds + seconds

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
-from relight.engine.cost import CostMeter, Load
+from relight.engine.cost import CostMeter, Load, Pace
 from relight.engine.plan import StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
@@ -46,6 +46,7 @@ class Loop:
         self._read_s = 0.0
         self._step_s = 0.0
         self._meter = CostMeter()
+        self._pace = Pace()
 
     @property
     def idle(self) -> bool:
@@ -89,7 +90,9 @@ class Loop:
         now = self._clock()
         self._step_s = now - max(step.at_s, self._read_s)  # it could not begin before
         self._read_s = now
-        self._meter.observe(Load.of(step.plan), self._step_s)
+        load = Load.of(step.plan)
+        self._meter.observe(load, self._step_s)
+        self._pace.observe(load, self._step_s)
         self._scheduler.cost = self._meter.cost
         return self._scheduler.commit(step.plan, results, now)
 
@@ -136,7 +139,7 @@ class Loop:
 
     def stats(self) -> EngineStats:
         """`step_s` is the time that the last step took."""
-        return self._scheduler.stats(self._step_s)
+        return self._scheduler.stats(self._step_s, self._pace.tokens_per_s)
 
     def _report(self) -> None:
         ended = self._scheduler.ended

@@ -52,6 +52,7 @@ class ReplayClient:
         self.gate.set()
         self.condition: EngineState | None = None
         """What `state()` says; None: idle or busy, whichever is true."""
+        self.tokens_per_s = 0.0
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.num_running = 0
@@ -67,6 +68,7 @@ class ReplayClient:
             prompt_tokens=prompt_tokens,
             cached_tokens=self.num_cached * len(self.requests),
             generated_tokens=self.num_tokens,
+            tokens_per_s=self.tokens_per_s,
         )
 
     async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:

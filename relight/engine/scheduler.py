@@ -5,10 +5,11 @@ The rules, in order:
 
  1. At the door a request that can never fit (context, pages, token ids) is refused by name, and one
     more than `max_queue` is told to come back. All others are answered in order of arrival.
- 2. A waiting request gets a slot, the oldest first, if its reservation fits: the pages of its
-    prompt and of min(max_tokens, admit_output) tokens more, less what it finds in the cache, beside
-    all that the running ones have reserved and not yet got. One that fits may overtake those that
-    do not, but the oldest lets so many pass and no more.
+ 2. A waiting request gets a slot if its reservation fits: the pages of its prompt and of
+    min(max_tokens, admit_output) tokens more, less what it finds in the cache, beside all that the
+    running ones have reserved and not yet got. They are tried by priority, by what their clients
+    were served, and by age. One that fits may overtake those that do not. The oldest lets only so
+    many pass: then it is the only one that is tried.
  3. The oldest running request is the anchor: it reserves its whole need and is never preempted. So
     it always goes on, ends, and hands the role on: every request is answered.
  4. A step computes, for each running sequence, its next known tokens: made ones (normally the one
@@ -44,8 +45,11 @@ from relight.engine.holdings import Holdings
 from relight.engine.plan import Drawn, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
 from relight.engine.share import budget, share
+from relight.engine.turns import Turns
 
 MAX_IN_FLIGHT = 2
+FIRST_OUTPUT = 256.0
+"""Tokens that an answer is thought to have before any has ended."""
 
 
 class Scheduler:
@@ -75,7 +79,9 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._num_tried = 0  # of those that wait, since something was given back: they did not fit
+        self._turns = Turns()
+        self._tried: set[Sequence] = set()  # did not fit, and nothing was given back since
+        self._mean_output = FIRST_OUTPUT
         self._num_planned = 0
         self._flights: deque[Flight] = deque()
 
@@ -91,6 +97,7 @@ class Scheduler:
         root = self.index.root(request.cache_salt)
         sequence = Sequence.of(request, self._num_arrived, now, root)
         self._by_id[request.id] = sequence
+        self._turns.arrive(request.client)
         self.waiting.append(sequence)
 
     def abort(self, id: str, now: float) -> TokenDelta | None:
@@ -129,7 +136,7 @@ class Scheduler:
         while self._free_slots and (sequence := self._candidate()):
             match = self.holdings.find(sequence)
             if not self.admission.fits(sequence, match, self.running):
-                self._num_tried += 1
+                self._tried.add(sequence)
                 continue
             self.waiting[0].num_overtaken += sequence is not self.waiting[0]
             self.waiting.remove(sequence)
@@ -140,16 +147,19 @@ class Scheduler:
                 sequence.num_cached = sequence.computed
                 self.num_prompt_tokens += sequence.num_prompt
                 self.num_cached_tokens += sequence.num_cached
+                num_read = sequence.num_prompt - sequence.num_cached
+                self._turns.read(sequence.request.client, num_read)
             insort(self.running, sequence, key=_age)
 
     def _candidate(self) -> Sequence | None:
         """The next request that may be given a slot; None if there is none."""
-        tried = self._num_tried
-        if tried >= min(len(self.waiting), MAX_TRIED):
+        tried = self._tried
+        if len(tried) >= min(len(self.waiting), MAX_TRIED):
             return None
-        if tried and self.waiting[0].num_overtaken >= MAX_OVERTAKEN:
-            return None
-        return self.waiting[tried]
+        oldest = self.waiting[0]
+        if oldest.num_overtaken >= MAX_OVERTAKEN:
+            return None if oldest in tried else oldest
+        return next((s for s in self._turns.order(self.waiting) if s not in tried), None)
 
     def _share(self) -> dict[Sequence, int]:
         """Given rows of the sequences whose next tokens are given."""
@@ -247,7 +257,7 @@ class Scheduler:
         self.holdings.release(sequence)
         if sequence.distrusted and top is not None:
             self.index.discard(top)
-        self._num_tried = 0
+        self._tried.clear()
         if sequence.finish is None:
             sequence.forget()
             insort(self.waiting, sequence, key=_age)
@@ -299,6 +309,7 @@ class Scheduler:
         self, sequence: Sequence, token: int, told: tuple[Logprobs, ...], now: float
     ) -> TokenDelta:
         sequence.learn(token)
+        self._turns.made(sequence.request.client)
         self.num_generated_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now
@@ -351,17 +362,20 @@ class Scheduler:
         error: str | None = None,
     ) -> TokenDelta:
         del self._by_id[sequence.request.id]
+        self._turns.leave(sequence.request.client)
         sequence.finish, sequence.ended_s = finish, now
         sequence.forget()
+        if finish in ("stop", "length"):
+            self._mean_output += (sequence.num_made - self._mean_output) / 32
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence)
-            self._num_tried = 0
+            self._tried.discard(sequence)
         elif not sequence.leaving:
             self._leave(sequence)
         self.ended.append(sequence)
         return sequence.delta(tokens, finish, error, logprobs)
 
-    def stats(self, step_s: float) -> EngineStats:
+    def stats(self, step_s: float, tokens_per_s: float = 0.0) -> EngineStats:
         pool, records = self.index.pool, self.index.records
         return EngineStats(
             running=len(self.running) + len(self.leaving),
@@ -377,6 +391,8 @@ class Scheduler:
             generated_tokens=self.num_generated_tokens,
             preemptions=self.num_preemptions,
             step_s=step_s,
+            tokens_per_s=tokens_per_s,
+            mean_output=self._mean_output,
         )
 
 

@@ -12,13 +12,19 @@ class Fault(msgspec.Struct, frozen=True):
     kind: str
     message: str
     param: str | None = None
+    retry_after_s: int = 1
 
     @classmethod
     def of(cls, error: errors.RelightError) -> "Fault":
-        return cls(type(error).__name__, error.message, error.param)
+        retry_after_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 1
+        return cls(type(error).__name__, error.message, error.param, retry_after_s)
 
     def error(self) -> errors.RelightError:
         kind: type[errors.RelightError] = getattr(errors, self.kind)
+        if kind is errors.Overloaded:
+            return errors.Overloaded(
+                self.message, param=self.param, retry_after_s=self.retry_after_s
+            )
         return kind(self.message, param=self.param)
 
 

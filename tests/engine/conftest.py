@@ -239,6 +239,8 @@ class SimulatedEngine:
         seed: int = 0,
         hints: tuple[int, ...] = (),
         salt: str = "",
+        priority: int = 0,
+        client: str = "",
     ) -> str:
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, seed=seed)
         request = Request(
@@ -247,6 +249,8 @@ class SimulatedEngine:
             sampling=sampling,
             record_hints=hints,
             cache_salt=salt,
+            priority=priority,
+            client=client,
         )
         self.loop.add(request)
         self.requests[request.id] = request

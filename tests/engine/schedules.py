@@ -39,6 +39,8 @@ def run_schedule(number: int, seen: Counter[str]) -> None:
                 max_tokens=rng.randint(1, 24),
                 stop=(3,) if rng.random() < 0.5 else (),
                 seed=rng.randrange(3),
+                priority=rng.randrange(2),
+                client=rng.choice("abc"),
                 hints=tuple(rng.randint(0, 40) for _ in range(rng.randint(0, 2))),
             )
         disturb(rng, engine)

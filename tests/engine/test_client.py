@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from relight.base.errors import BadSetting, CannotFit, RelightError, TooLong, Unavailable
+from relight.base.errors import (
+    BadSetting,
+    CannotFit,
+    DeadlinePassed,
+    RelightError,
+    TooLong,
+    Unavailable,
+)
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, Request, SamplingParams
 from relight.engine.client import LocalClient, ProcessClient
@@ -97,6 +104,23 @@ def test_closing_a_local_answer_frees_its_pages(local):
         await until(lambda: simulated.loop.idle)
 
     asyncio.run(leave())
+    assert simulated.pool.num_held == 0
+
+
+def test_a_request_is_given_up_at_its_deadline_and_its_pages_are_free(local):
+    client, simulated = local
+    late = Request(
+        id="late", prompt=(1, 2), sampling=SamplingParams(max_tokens=50), deadline_s=0.05
+    )
+    execute = simulated.runner.execute
+    simulated.runner.execute = lambda plan: time.sleep(0.02) or execute(plan)
+
+    async def ask():
+        with pytest.raises(DeadlinePassed):
+            await collect(client, late)
+        await until(lambda: simulated.loop.idle)
+
+    asyncio.run(ask())
     assert simulated.pool.num_held == 0
 
 
