@@ -96,6 +96,12 @@ PREFILL_TIME = Metric(
     "From the slot of a request to its first token.",
     buckets=FIRST_TOKEN_S,
 )
+DECODE_TIME = Metric(
+    "vllm:request_decode_time_seconds",
+    "histogram",
+    "From the first token of a request to its last.",
+    buckets=REQUEST_S,
+)
 REQUEST_PROMPT = Metric(
     "vllm:request_prompt_tokens", "histogram", "Prompt tokens of a request.", buckets=TOKENS
 )
@@ -131,6 +137,7 @@ METRICS = (
     REQUEST_TIME,
     QUEUE_TIME,
     PREFILL_TIME,
+    DECODE_TIME,
     REQUEST_PROMPT,
     REQUEST_GENERATION,
     STEPS,

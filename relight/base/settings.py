@@ -137,6 +137,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_queue: Annotated[
         int, _knob("requests", "requests that may wait; one more gets a 429", low=1, high=10**6)
     ] = 1000
+    max_queue_tokens: Annotated[
+        int,
+        _knob(
+            "requests",
+            "prompt tokens that may wait for their first token; more get a 429; 0: no bound",
+            low=0,
+        ),
+    ] = 0
+    max_queue_wait: Annotated[
+        int,
+        _knob(
+            "requests",
+            "s that a request may have to wait, by the pace of late; beyond it a 429; 0: no bound",
+            low=0,
+        ),
+    ] = 0
+    request_timeout: Annotated[
+        int,
+        _knob("requests", "s after which a request is given up with a 504; 0: never", low=0),
+    ] = 0
     strict_fields: Annotated[
         bool, _knob("requests", "refuse request fields that are otherwise accepted and ignored")
     ] = False

@@ -51,25 +51,27 @@ async def _answer(
     head: wire.Head,
 ) -> None:
     with server.counted():
-        jobs = session.choices(await session.chat(conversation, options))
-    include_reasoning = call.include_reasoning is not False
-    if call.stream:
-        events = _events(session, jobs, head, include_reasoning=include_reasoning)
-        await exchange.stream(events, server.options.keep_alive_s)
-        return
-    answers = await collect_all(session, jobs)
-    choices = [
-        wire.answer_choice(
-            index,
-            answer,
-            include_reasoning=include_reasoning,
-            logprobs=options.logprobs is not None,
-        )
-        for index, answer in enumerate(answers)
-    ]
-    usages = [answer.finish.usage for answer in answers if answer.finish]
-    usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
-    await exchange.reply_json(wire.chat_completion(head, choices, usage))
+        job = await session.chat(conversation, options)
+        jobs = server.on_terms(exchange, session.choices(job))
+    async with server.queued(session, jobs):
+        include_reasoning = call.include_reasoning is not False
+        if call.stream:
+            events = _events(session, jobs, head, include_reasoning=include_reasoning)
+            await exchange.stream(events, server.options.keep_alive_s)
+            return
+        answers = await collect_all(session, jobs)
+        choices = [
+            wire.answer_choice(
+                index,
+                answer,
+                include_reasoning=include_reasoning,
+                logprobs=options.logprobs is not None,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        usages = [answer.finish.usage for answer in answers if answer.finish]
+        usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
+        await exchange.reply_json(wire.chat_completion(head, choices, usage))
 
 
 async def _events(

@@ -56,16 +56,18 @@ async def _answer(
 ) -> None:
     with server.counted():
         asked = [await session.complete(prompt, options) for prompt in prompts]
-    jobs = [choice for job in asked for choice in session.choices(job)]
-    if call.stream:
-        await exchange.stream(_events(session, jobs, head), server.options.keep_alive_s)
-        return
-    answers = await collect_all(session, jobs)
-    told = options.logprobs is not None
-    choices = [_whole(index, answer, told) for index, answer in enumerate(answers)]
-    usages = [answer.finish.usage for answer in answers if answer.finish]
-    usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
-    await exchange.reply_json(head.text(choices, wire.usage_body(usage)))
+        choices = [choice for job in asked for choice in session.choices(job)]
+        jobs = server.on_terms(exchange, choices)
+    async with server.queued(session, jobs):
+        if call.stream:
+            await exchange.stream(_events(session, jobs, head), server.options.keep_alive_s)
+            return
+        answers = await collect_all(session, jobs)
+        told = options.logprobs is not None
+        answered = [_whole(index, answer, told) for index, answer in enumerate(answers)]
+        usages = [answer.finish.usage for answer in answers if answer.finish]
+        usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
+        await exchange.reply_json(head.text(answered, wire.usage_body(usage)))
 
 
 async def _events(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from relight.base.errors import RelightError, TooLarge, Unavailable
+from relight.base.errors import Overloaded, RelightError, TooLarge, Unavailable
 from relight.serve import sse
 from relight.serve.schema import ErrorBody, ErrorDetail
 
@@ -45,9 +45,15 @@ class Exchange:
     def path_params(self) -> dict[str, str]:
         return dict(self.scope.get("path_params", {}))
 
+    @property
+    def peer(self) -> str:
+        """The address that the request comes from."""
+        host, _ = self.scope.get("client") or ("", 0)
+        return str(host)
+
     async def body(self, limit: int) -> bytes:
         """Raises `TooLarge` as soon as more than `limit` bytes are announced or have come."""
-        announced = self._header(b"content-length")
+        announced = self.header(b"content-length")
         if announced and announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
         parts, size = [], 0
@@ -115,18 +121,19 @@ class Exchange:
         if self._streaming:
             await self._write(sse.event(data), more=False)
         elif not self._started:
-            retry = (b"retry-after", str(RETRY_AFTER_S).encode())
+            retry_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S
+            retry = (b"retry-after", str(retry_s).encode())
             extra = (retry,) if error.status in (429, 503) else ()
             await self.reply(data, status=error.status, headers=(JSON, *extra))
 
     def _request_id(self) -> bytes:
         """The client's own if it is one that a header may carry."""
-        given = self._header(b"x-request-id")
+        given = self.header(b"x-request-id")
         if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
             return given
         return uuid.uuid4().hex.encode()
 
-    def _header(self, name: bytes) -> bytes | None:
+    def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
     async def _gone(self) -> None:

@@ -18,6 +18,7 @@ from relight.base.types import EngineInfo
 from relight.engine.client import ProcessClient
 from relight.serve.http import HttpServer, listen, url_of
 from relight.serve.metrics import Metrics
+from relight.serve.queue import Queue, QueueLimits
 from relight.serve.server import ServeOptions, Server
 from relight.session import Session
 
@@ -49,8 +50,10 @@ async def _serve(
     name = settings.served_name or Path(settings.model).resolve().name
     metrics = Metrics(name)
     client = ProcessClient(settings, progress=progress)
-    session = Session.open(settings, client, metrics.observer("0"))
-    http = HttpServer(Server([session], serve_options(settings, name), metrics))
+    limits = QueueLimits(settings.max_queue_tokens, settings.max_queue_wait)
+    queue = Queue(limits, metrics.observer("0"))
+    session = Session.open(settings, client, queue)
+    http = HttpServer(Server([session], serve_options(settings, name), metrics, queues=[queue]))
     await client.start()
     serving = asyncio.ensure_future(http.serve([listener]))
     loading = asyncio.ensure_future(client.ready())
@@ -72,6 +75,7 @@ def serve_options(settings: Settings, name: str) -> ServeOptions:
         names=(name,),
         body_limit=settings.body_limit,
         max_open=settings.num_slots + settings.max_queue,
+        timeout_s=float(settings.request_timeout),
         strict_fields=settings.strict_fields,
     )
 

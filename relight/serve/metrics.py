@@ -76,7 +76,7 @@ class JobObserver:
         now = self._clock()
         progress = self._progress.get(job.request.id)
         if progress is None:
-            progress = self._progress[job.request.id] = _Progress(now)
+            progress = self._progress[job.request.id] = _Progress(now, now)
             self._first(job, delta, now)
             gap_s, num_gaps = 0.0, num_tokens - 1
         else:
@@ -94,6 +94,9 @@ class JobObserver:
         metrics.request_time.labels(*self._labels).observe(self._clock() - job.arrived)
         metrics.request_prompt.labels(*self._labels).observe(len(job.request.prompt))
         num_tokens = progress.num_tokens if progress else 0
+        if progress:
+            decode_s = progress.last_s - progress.first_s
+            metrics.decode_time.labels(*self._labels).observe(decode_s)
         metrics.request_generation.labels(*self._labels).observe(num_tokens)
 
     def _first(self, job: Job, delta: TokenDelta, now: float) -> None:
@@ -107,6 +110,7 @@ class JobObserver:
 
 @dataclass(slots=True)
 class _Progress:
+    first_s: float
     last_s: float
     num_tokens: int = 0
 
@@ -122,6 +126,7 @@ class _JobMetrics:
         self.request_time = _histogram(table.REQUEST_TIME, registry)
         self.queue_time = _histogram(table.QUEUE_TIME, registry)
         self.prefill_time = _histogram(table.PREFILL_TIME, registry)
+        self.decode_time = _histogram(table.DECODE_TIME, registry)
         self.request_prompt = _histogram(table.REQUEST_PROMPT, registry)
         self.request_generation = _histogram(table.REQUEST_GENERATION, registry)
 

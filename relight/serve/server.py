@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from relight.base.errors import ModelNotFound, Overloaded, RelightError, Unavailable
@@ -11,7 +11,9 @@ from relight.engine.client import EngineState
 from relight.serve.decode import shown
 from relight.serve.exchange import Exchange
 from relight.serve.metrics import Metrics
-from relight.session import Session
+from relight.serve.queue import Queue
+from relight.serve.terms import on_terms
+from relight.session import Job, Session
 
 _STATES: tuple[EngineState, ...] = ("busy", "idle", "stuck", "loading", "draining", "dead")
 READY: frozenset[EngineState] = frozenset({"idle", "busy"})
@@ -21,11 +23,13 @@ MAX_IGNORED_SHOWN = 20
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`names` are what clients may call the model, the first its own; `max_open` bounds the
-    sequences that wait or run. Times are in seconds; `keep_alive_s` 0 sends no comments."""
+    sequences that wait or run. Times are in seconds; `keep_alive_s` 0 sends no comments, and
+    `timeout_s` 0 gives a request up never."""
 
     names: tuple[str, ...]
     body_limit: int = 64 * 2**20
     max_open: int = 1000
+    timeout_s: float = 0.0
     strict_fields: bool = False
     keep_alive_s: float = 8.0
     drain_s: float = 30.0
@@ -33,13 +37,14 @@ class ServeOptions:
 
 @dataclass(slots=True)
 class Server:
-    """`sessions` are alike, one for each engine. `draining` refuses what is new; setting `stopping`
-    ends what runs."""
+    """`sessions` are alike, one for each engine, and so are `queues`, if there are any. `draining`
+    refuses what is new; setting `stopping` ends what runs."""
 
     sessions: Sequence[Session]
     options: ServeOptions
     metrics: Metrics
     wall_clock: Callable[[], float] = time.time
+    queues: Sequence[Queue] = ()
     draining: bool = False
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     open: dict[int, int] = field(init=False, default_factory=dict)
@@ -82,6 +87,26 @@ class Server:
             yield session
         finally:
             self.open[engine] -= num_sequences
+
+    def on_terms(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs with what the headers of their request say. Raises `BadRequest`."""
+        return on_terms(jobs, exchange.header, exchange.peer, self.options.timeout_s)
+
+    @asynccontextmanager
+    async def queued(self, session: Session, jobs: Sequence[Job]) -> AsyncIterator[None]:
+        """Counts the jobs in the queue until they have begun or ended. Raises `Overloaded`."""
+        if not self.queues:
+            yield
+            return
+        queue = self.queues[self.sessions.index(session)]
+        stats = await session.client.stats()
+        with self.counted():
+            queue.enter(jobs, stats)
+        try:
+            yield
+        finally:
+            for job in jobs:
+                queue.leave(job.request.id)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
