@@ -158,6 +158,25 @@ def test_a_page_is_evicted_after_the_pages_that_depend_on_it() -> None:
     assert lengths == [(8, 8), (4, 8), (4, 4), (0, 0)]
 
 
+def test_what_is_discarded_leaves_with_all_that_depends_on_it_but_for_what_is_held() -> None:
+    index = make_index(num_pages=12, num_records=12)
+    whole = Holder(index, "aaaabbbbcccc").compute()
+    branch = Holder(index, "aaaadddd").compute()
+    Holder(index, "eeee").compute().release()
+    whole.release()
+    index.discard(whole.path[2])
+    index.check()
+    texts = ("aaaabbbbcccc", "aaaadddd", "eeee")
+    assert [found(index, text) for text in texts] == [4, 8, 4]
+    index.discard(branch.path[1])
+    assert [found(index, text) for text in texts] == [4, 8, 4], "they are held"
+    branch.release()
+    index.discard(branch.path[1])
+    index.check()
+    assert [found(index, text) for text in texts] == [0, 0, 4]
+    assert (index.pool.num_cached, index.records.num_indexed) == (1, 1)
+
+
 def test_a_record_leaves_with_its_page_and_a_page_stays_without_its_record() -> None:
     index = make_index(num_records=2)
     Holder(index, "aaaabbbb").compute().release()
@@ -200,8 +219,10 @@ def test_random_use_agrees_with_a_model(num_pages: int, num_records: int) -> Non
                 running.pop(rng.randrange(len(running))).release()
             elif choice < 0.9:
                 index.records.evict()
-            else:
+            elif choice < 0.98 or not running:
                 index.evict()
+            elif len(path := rng.choice(running).path) > 1:
+                index.discard(path[1])
             known = {text for text in known if found(index, text, exact=True) == len(text)}
             assert index.pool.num_held + index.pool.num_cached == len(known)
             held = {page for holder in running for page in holder.pages}

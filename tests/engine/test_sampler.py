@@ -4,13 +4,15 @@ import math
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from relight.base.types import Logprobs, SamplingParams
+from relight.base.types import EngineStats, Logprobs, SamplingParams, TokenDelta
 from relight.engine.plan import Draw, Drawn, Scored, SetCounts
 from relight.engine.sampler import Sampler, draw_tokens, read
+from relight.engine.wire import FromEngine, Tokens
 from tests.engine.sampling import alone
 
 VOCAB = 40
@@ -138,6 +140,12 @@ def test_the_log_of_nothing_is_a_finite_number() -> None:
     logits[3] = 0.0
     [drawn] = step(sampler(), [Draw(0, 9, params(logprobs=2))], [logits])
     assert drawn == Scored(3, Logprobs(0.0, ((3, 0.0), (0, -9999.0))))
+
+
+def test_log_probabilities_cross_a_process_boundary() -> None:
+    delta = TokenDelta(id="a", tokens=(5,), logprobs=(Logprobs(-0.25, ((5, -0.25), (7, -9999.0))),))
+    sent = msgspec.msgpack.encode(Tokens([delta], EngineStats()))
+    assert msgspec.msgpack.decode(sent, type=FromEngine) == Tokens([delta], EngineStats())
 
 
 @pytest.mark.parametrize("sampling", [params(), params(logprobs=2), params(presence_penalty=1.0)])
