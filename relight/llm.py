@@ -99,7 +99,13 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     ids = [part for part in prompts if isinstance(part, int)]
-    return [ids] if ids else [part for part in prompts if not isinstance(part, int)]
+    several = [part for part in prompts if not isinstance(part, int)]
+    if ids and several:
+        raise BadRequest(
+            "prompts mix token ids with prompts; give one prompt, or a list of prompts",
+            param="prompts",
+        )
+    return [ids] if ids else several
 
 
 def _options(options: Mapping[str, Any]) -> Options:

@@ -89,6 +89,11 @@ def test_a_conversation_is_answered(llm: LLM) -> None:
     assert one.finish.usage.prompt_tokens == 6
 
 
+def test_a_list_of_ids_and_prompts_is_refused(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="prompts mix token ids with prompts"):
+        llm.generate([5, "hello", [6]])
+
+
 def test_bad_options_are_told_and_the_model_goes_on(llm: LLM) -> None:
     for bad in ({"temperature": 9}, {"no_such_option": 1}, {"stop": ("",)}, {"max_tokens": 0}):
         with pytest.raises(BadRequest):
