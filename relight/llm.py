@@ -37,8 +37,8 @@ class LLM:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Answer]:
         """Continues raw prompts, all at once: texts, in which special tokens may be spelt, or ids.
-        `options` are the fields of `Options`. The answers come in the order of the prompts, with `n`
-        so many for each."""
+        `options` are the fields of `Options`. The answers come in the order of the prompts, `n` for
+        each."""
         return asyncio.run(self._complete(_several(prompts), _options(options)))
 
     def chat(
