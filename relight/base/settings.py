@@ -168,6 +168,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: Annotated[
         int, _knob("server", "port to listen on; 0: any free one", low=0, high=65535)
     ] = 8000
+    stuck_after: Annotated[
+        int,
+        _knob(
+            "server",
+            "s without a finished step after which an engine with work is called stuck: /health "
+            "says so, and the log tells where it is",
+            low=1,
+        ),
+    ] = 60
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _knob("server", "least level that is logged")
     ] = "info"

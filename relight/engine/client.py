@@ -170,7 +170,9 @@ class ProcessClient(_Switchboard):
     """Starts an engine in a process of its own and talks to it. The process ends with `aclose`, or
     by itself if this process dies.
 
-    `progress` is told (bytes done, bytes in all) while weights are read.
+    `progress` is told (bytes done, bytes in all) while weights are read. An engine that says
+    nothing for `stuck_s` (0: the setting's time) is stuck: it speaks after each step, and when
+    idle.
     """
 
     def __init__(
@@ -179,14 +181,14 @@ class ProcessClient(_Switchboard):
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
         command: Sequence[str] = WORKER,
-        stuck_s: float = STUCK_S,
+        stuck_s: float = 0.0,
         stop_s: float = STOP_S,
     ) -> None:
         super().__init__()
         self._settings = settings
         self._progress = progress
         self._command = command
-        self._stuck_s = stuck_s
+        self._stuck_s = stuck_s or settings.stuck_after
         self._stop_s = stop_s
         self._info: EngineInfo | None = None
         self._dead: str | None = None

@@ -33,7 +33,8 @@ class Launched:
 
 class Loop:
     """Owned by one thread. `dead` is the reason why there can be no further step, None while there
-    can be."""
+    can be. `awaited` is the step that it waits for and since when, for another thread to look at.
+    """
 
     def __init__(
         self, scheduler: Scheduler, steps: Steps, clock: Callable[[], float] = time.monotonic
@@ -44,6 +45,7 @@ class Loop:
         self._clock = clock
         self._launched: deque[Launched] = deque()
         self._read_s = 0.0
+        self.awaited: tuple[StepPlan, float] | None = None
         self._step_s = 0.0
         self._meter = CostMeter()
         self._pace = Pace()
@@ -80,6 +82,8 @@ class Loop:
     def _read(self) -> list[TokenDelta]:
         """Waits for the step that was launched first."""
         step = self._launched.popleft()
+        began_s = max(step.at_s, self._read_s)  # not before the one in front of it had ended
+        self.awaited = step.plan, began_s
         try:
             results = step.read()
         except Skipped:
@@ -87,8 +91,10 @@ class Loop:
             return []
         except Exception as error:  # whatever a kernel, a driver or a device may raise
             return self._fail(step.plan, error)
+        finally:
+            self.awaited = None
         now = self._clock()
-        self._step_s = now - max(step.at_s, self._read_s)  # it could not begin before
+        self._step_s = now - began_s
         self._read_s = now
         load = Load.of(step.plan)
         self._meter.observe(load, self._step_s)

@@ -102,3 +102,24 @@ class StepPlan:
     counts: tuple[SetCounts, ...] = ()
     restores: tuple[RecordMove, ...] = ()
     takes: tuple[RecordMove, ...] = ()
+
+    def outline(self) -> str:
+        """Its shape in one line, for a log: slots, positions and counts, no tokens."""
+        parts = [
+            f"{len(rows)} {name} ("
+            + ", ".join(f"slot {r.slot}: {len(r.tokens)} at {r.start}" for r in rows)
+            + ")"
+            for name, rows in (("made", self.made), ("given", self.given))
+            if rows
+        ]
+        parts += [
+            f"{len(moves)} {name}"
+            for name, moves in (
+                ("draws", self.draws),
+                ("page writes", self.pages),
+                ("restores", self.restores),
+                ("takes", self.takes),
+            )
+            if moves
+        ]
+        return f"step {self.step}: {', '.join(parts)}"

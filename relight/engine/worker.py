@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -89,6 +90,7 @@ class Worker:
         self.channel = channel
         self.stopping = threading.Event()
         self.loading = True
+        self._signalled = False
 
     def load(self, assemble: Assemble, settings: Settings) -> Loop | None:
         """Builds the engine and says so; None, and said why, if it cannot be built."""
@@ -137,9 +139,27 @@ class Worker:
         self.channel.send(Ended())
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """The second signal does not wait for a step."""
+        if self._signalled:
+            os._exit(1)
+        self._signalled = True
         self.stopping.set()
         if self.loading:
             sys.exit(0)  # nothing is open yet, and reading weights may take minutes
+
+    def watch_steps(self, loop: Loop, stuck_s: float) -> None:
+        """Tells once of each step that takes longer than that: what it is, and where we are."""
+        told = -1
+        while True:
+            time.sleep(stuck_s / 4)
+            awaited = loop.awaited
+            if awaited is None or awaited[0].step == told:
+                continue
+            plan, since_s = awaited
+            seconds = time.monotonic() - since_s
+            if seconds >= stuck_s:
+                told = plan.step
+                log.error("stuck for %.0f s in %s\n%s", seconds, plan.outline(), stacks())
 
     def watch_parent(self, folder: Path) -> None:
         """Ends this process when the pipe from the parent ends, even if a step never does."""
@@ -169,10 +189,21 @@ def main(assemble: Assemble | None = None) -> int:
     try:
         loop = worker.load(assemble or _assemble(), settings)
         if loop is not None:
+            watch = (loop, float(settings.stuck_after))
+            threading.Thread(target=worker.watch_steps, args=watch, daemon=True).start()
             worker.run(loop)
     finally:
         channel.close()
     return 0 if worker.stopping.is_set() else 1
+
+
+def stacks() -> str:
+    """Where each thread of this process is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
 
 
 def _assemble() -> Assemble:

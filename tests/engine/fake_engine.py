@@ -29,6 +29,8 @@ class Counting:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "hangs":
                 time.sleep(1000)
+            if self.fault == "out of memory":
+                raise MemoryError("no memory for 12 bytes")
             if self.fault == "fails":
                 raise RuntimeError("the kernel failed")
             if self.fault == "lost":

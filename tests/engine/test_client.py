@@ -54,10 +54,12 @@ async def until(condition, seconds=20):
 
 
 @asynccontextmanager
-async def engine(model="sound", **options):
+async def engine(model="sound", *, settings=(), command=(sys.executable, FAKE), **options):
     """A client of a fake engine; no process and no file may be left of it."""
     client = ProcessClient(
-        Settings(model=model, log_level="error"), command=(sys.executable, FAKE), **options
+        Settings(**{"model": model, "log_level": "error", **dict(settings)}),
+        command=command,
+        **options,
     )
     await client.start()
     pid, folder = client._process.pid, client._folder
@@ -269,6 +271,58 @@ def test_a_failed_step_fails_its_requests_and_the_engine_goes_on():
     asyncio.run(run())
 
 
+def test_a_step_without_memory_fails_its_requests_and_the_engine_goes_on():
+    async def run():
+        async with engine("out of memory") as client:
+            await client.ready()
+            deltas = await collect(client, request())
+            assert deltas[-1].error == "step 5 failed: MemoryError: no memory for 12 bytes"
+            assert tokens_of(await collect(client, request(max_tokens=2))) == [5, 6]
+            await until(lambda: not client._stats.pages_held)
+
+    asyncio.run(run())
+
+
+def test_a_log_on_a_full_disk_stops_no_answer():
+    full = ("sh", "-c", 'exec "$0" "$@" 2>/dev/full', sys.executable, FAKE)
+
+    async def run():
+        async with engine("fails", settings={"log_level": "debug"}, command=full) as client:
+            await client.ready()
+            assert (await collect(client, request()))[-1].finish == "error"
+            assert tokens_of(await collect(client, request(max_tokens=2))) == [5, 6]
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_vanishes_ends_the_engine_and_answers_what_is_open():
+    async def run():
+        async with engine(stop_s=0.2) as client:
+            await client.ready()
+            answer = asyncio.create_task(collect(client, request(max_tokens=4000)))
+            await until(lambda: client._stats.running)
+            client._socket.close(linger=0)
+            assert (await asyncio.wait_for(answer, 20))[-1].finish == "error"
+            await until(lambda: client.state() == "dead")
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_ends_an_engine_that_hangs():
+    async def run():
+        async with engine("hangs", stuck_s=0.3) as client:
+            await client.ready()
+            answer = asyncio.create_task(collect(client, request()))
+            await until(lambda: client.state() == "stuck")
+            for _ in range(2):
+                os.kill(client._process.pid, signal.SIGTERM)
+                await asyncio.sleep(0.3)
+            assert (await answer)[-1].finish == "error"
+            await until(lambda: client.state() == "dead")
+
+    asyncio.run(run())
+
+
 def test_an_engine_without_its_device_says_so_and_ends():
     async def run():
         async with engine("lost") as client:
@@ -338,15 +392,25 @@ def test_a_start_that_is_cancelled_or_fails_leaves_no_folder(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_hangs_is_seen_and_can_be_ended():
+def test_an_engine_that_hangs_is_seen_and_can_be_ended(capfd):
+    seen = ""
+
+    def told():
+        nonlocal seen
+        seen += capfd.readouterr().err
+        return "in launch" in seen
+
     async def run():
-        async with engine("hangs", stuck_s=0.5, stop_s=0.2) as client:
+        async with engine("hangs", settings={"stuck_after": 1}, stop_s=0.2) as client:
             await client.ready()
             answer = asyncio.create_task(collect(client, request()))
             await until(lambda: client.state() == "stuck")
+            await until(told)
         assert (await answer)[-1].finish == "error"
 
     asyncio.run(run())
+    assert "stuck for 1 s in step 5: 1 made (slot 0: 1 at 9), 1 draws" in seen
+    assert "time.sleep(1000)" in seen
 
 
 PARENT = f"""
