@@ -23,6 +23,7 @@ from relight.cache.prefix import PrefixIndex, RecordPool
 from relight.engine.capacity import Capacity, capacity
 from relight.engine.loop import Loop
 from relight.engine.runner import Runner
+from relight.engine.sampler import count_bytes
 from relight.engine.scheduler import Limits, Scheduler
 from relight.engine.steps import InTurn, Overlapped
 from relight.kernels.device import architecture, free_bytes, has_native_bf16
@@ -51,7 +52,8 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         torch.set_num_threads(settings.threads)
     weights = load_weights(model, device, progress=progress)
     spec = layout(config, numerics)
-    fitted = capacity(config, spec, settings, free_bytes(device))
+    counts = count_bytes(settings.num_slots, config.vocab_size)
+    fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
         numerics,
@@ -84,7 +86,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_slots=fitted.num_slots,
         num_pages=fitted.num_pages - 1,
         operator=operator,
-        memory=memory_table(weights.nbytes, spec, fitted),
+        memory=memory_table(weights.nbytes, counts, spec, fitted),
     )
     steps = Overlapped(runner) if settings.overlap == "on" else InTurn(runner)
     return Loop(Scheduler(limits, index), steps), info
@@ -142,7 +144,9 @@ def identity(folder: Path, numerics: Numerics, device: torch.device) -> str:
     return "; ".join(parts)
 
 
-def memory_table(weight_bytes: int, spec: Layout, fitted: Capacity) -> tuple[tuple[str, int], ...]:
+def memory_table(
+    weight_bytes: int, counts: int, spec: Layout, fitted: Capacity
+) -> tuple[tuple[str, int], ...]:
     """What every kind of memory costs, in bytes."""
     tokens = (fitted.num_pages - 1) * PAGE_TOKENS
     return (
@@ -150,4 +154,5 @@ def memory_table(weight_bytes: int, spec: Layout, fitted: Capacity) -> tuple[tup
         (f"pages, {tokens:,} tokens", fitted.num_pages * spec.page.bytes),
         (f"rings, {fitted.num_slots} slots", fitted.num_slots * spec.slot.bytes),
         (f"boundary records, {fitted.num_records}", fitted.num_records * spec.record.bytes),
+        (f"counts for penalties, {fitted.num_slots} slots", counts),
     )

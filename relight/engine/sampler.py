@@ -42,6 +42,11 @@ class Sampled:
     scores: Scores | None = None
 
 
+def count_bytes(num_slots: int, vocab_size: int) -> int:
+    """What a sampler keeps."""
+    return num_slots * vocab_size * torch.int32.itemsize
+
+
 class Sampler:
     """`draw` only enqueues work on the device, so that its result may be read a step later."""
 
