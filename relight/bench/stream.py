@@ -1,0 +1,211 @@
+"""Judges one streamed answer strictly: what came when, and whether it is whole. Knows no socket and
+no clock; times are handed in."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from relight.bench.record import Failure
+from relight.bench.sse import EventSplitter
+
+MAX_ERROR = 300
+LOOP_TAIL = 400
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+class Stream:
+    """Fed by a connection: `headers`, `body` as often as there are bytes, `end` once."""
+
+    def __init__(self, wanted: int | None = None) -> None:
+        self.wanted = wanted
+        self.status = 0
+        self.t_headers: float | None = None
+        self.t_first_answer: float | None = None
+        self.t_end: float | None = None
+        self.chunks: list[tuple[float, int]] = []
+        self.usage: _Usage | None = None
+        self.finish: str | None = None
+        self.failure: Failure | None = None
+        self.error = ""
+        self.done = False
+        self._events = EventSplitter()
+        self._plain = bytearray()
+        self._is_stream = False
+        self._counted = 0
+        self._texts: list[str] = []
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is wanted from the connection."""
+        return self.done or self.failure is not None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def headers(self, status: int, content_type: str, now: float) -> None:
+        self.status, self.t_headers = status, now
+        self._is_stream = status == 200 and content_type.startswith("text/event-stream")
+
+    def body(self, data: bytes, now: float) -> bool:
+        """Whether a token came."""
+        if not self._is_stream:
+            if len(self._plain) < MAX_ERROR:
+                self._plain += data
+            return False
+        before = len(self.chunks)
+        for name, payload in self._events.feed(data):
+            if self.over:
+                break
+            self._event(name, payload, now)
+        return len(self.chunks) > before
+
+    def end(self, now: float, problem: Failure | None = None, why: str = "") -> None:
+        """The body ended, or `problem` did. The first failure is the one that is told."""
+        if self.t_end is not None:
+            return
+        self.t_end = now
+        if problem and not self.done:
+            self.fail(problem, why)
+        if self.failure is None:
+            self._judge()
+
+    def fail(self, failure: Failure, why: str) -> None:
+        if self.failure is None:
+            self.failure, self.error = failure, why[:MAX_ERROR]
+
+    def _event(self, name: bytes, payload: bytes, now: float) -> None:
+        if payload == b"[DONE]":
+            self.done = True
+            return
+        try:
+            chunk = _decode(payload)
+        except (msgspec.DecodeError, msgspec.ValidationError) as problem:
+            self.fail("protocol", f"event is no chunk of an answer: {problem}")
+            return
+        if chunk.error is not None or name == b"error" or chunk.object == "error":
+            self.fail("in_band", payload.decode("utf-8", "replace"))
+            return
+        counted = self._count(chunk)
+        for choice in chunk.choices or ():
+            self._choice(choice, counted, now)
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+
+    def _count(self, chunk: _Chunk) -> int:
+        """Tokens of this chunk where the server tells them: usage on every chunk, or token ids."""
+        if chunk.usage is not None and chunk.choices:
+            total = chunk.usage.completion_tokens or 0
+            new, self._counted = total - self._counted, total
+            return max(new, 0)
+        return sum(len(choice.token_ids or ()) for choice in chunk.choices or ())
+
+    def _choice(self, choice: _Choice, counted: int, now: float) -> None:
+        delta = choice.delta or _Delta()
+        answer = (delta.content or "") + (choice.text or "")
+        reasoning = (delta.reasoning_content or "") or (delta.reasoning or "")
+        calls = [call.function for call in delta.tool_calls or () if call.function]
+        self._texts += [reasoning, answer]
+        self._texts += [(call.name or "") + (call.arguments or "") for call in calls]
+        visible = bool(answer or reasoning or delta.tool_calls)
+        # A token may show no text (half a character, a marker); a role prelude is no token.
+        said_nothing = delta.content == "" or choice.text == ""
+        hidden = said_nothing and delta.role is None and choice.finish_reason is None
+        if visible or hidden or counted:
+            self.chunks.append((now, counted))
+            if self.t_first_answer is None and (answer or delta.tool_calls):
+                self.t_first_answer = now
+        if choice.finish_reason is not None:
+            self.finish = choice.finish_reason
+
+    def _judge(self) -> None:
+        if self.status != 200:
+            refused = self.status in (429, 503)
+            text = bytes(self._plain).decode("utf-8", "replace")
+            self.fail("refused" if refused else "http", f"status {self.status}: {text}")
+        elif not self._is_stream:
+            self.fail("protocol", "answered 200 with something that is no event stream")
+        elif not self.done:
+            self.fail("truncated", "the body ended without [DONE]")
+        elif self.finish is None:
+            self.fail("no_finish", "[DONE] came without a finish reason")
+        elif self.usage is None or not self.usage.completion_tokens:
+            self.fail("no_usage", "no usage, or none of the answer; chunks are not tokens")
+        else:
+            self._judge_length(self.usage.completion_tokens)
+
+    def _judge_length(self, told: int) -> None:
+        if not self.chunks:
+            self.fail("protocol", f"usage tells {told} tokens, and no token came")
+        elif told < len(self.chunks) * 0.9:
+            # Nearly: a token that ends reasoning may show as two chunks.
+            self.fail("protocol", f"usage tells {told} tokens; {len(self.chunks)} chunks had some")
+        elif self.wanted is not None and (told != self.wanted or self.finish != "length"):
+            self.fail(
+                "length",
+                f"{told} tokens, finish reason {self.finish!r}; wanted {self.wanted} and 'length' "
+                "(the server must honour ignore_eos)",
+            )
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def is_looping(text: str) -> bool:
+    """Whether the end of `text` says one thing again and again: a unit of up to 100 characters
+    fills the last 400."""
+    tail = text[-LOOP_TAIL:]
+    if len(tail) < LOOP_TAIL:
+        return False
+    return any(tail[size:] == tail[:-size] for size in range(1, LOOP_TAIL // 4 + 1))
