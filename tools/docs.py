@@ -12,6 +12,7 @@ import typer.main
 from relight.base.metrics import COMMON_LABELS, METRICS
 from relight.base.settings import GROUPS, KNOBS, NEEDS, Knob
 from relight.cli.main import app
+from relight.cli.options import SETTINGS_PANEL
 
 ROOT = Path(__file__).resolve().parent.parent
 BANNER = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
@@ -49,19 +50,33 @@ def commands() -> Iterator[str]:
     yield "# Commands\n"
     yield BANNER
     root: Any = typer.main.get_command(app)
-    for name, command in root.commands.items():
+    for name, command in _leaves("", root):
         yield f"## relight {name}\n"
         yield "\n".join(line.strip() for line in command.help.strip().splitlines()) + "\n"
-        own = [param for param in command.params if param.name not in KNOBS]
+        own = [param for param in command.params if not _is_setting(param)]
         if own:
             yield "| parameter | meaning |\n| --- | --- |"
             for param in own:
                 yield f"| {_usage(param)} | {param.help or ''}{_default(param)} |"
             yield ""
-        groups = {KNOBS[param.name].group for param in command.params if param.name in KNOBS}
+        groups = {KNOBS[param.name].group for param in command.params if _is_setting(param)}
         if groups:
             links = ", ".join(f"[{g}](settings.md#{g})" for g in GROUPS if g in groups)
             yield f"And a flag for each setting of: {links}.\n"
+
+
+def _is_setting(param: Any) -> bool:
+    """A command may have a flag of its own that is named like a setting."""
+    return (getattr(param, "rich_help_panel", None) or "").startswith(SETTINGS_PANEL)
+
+
+def _leaves(prefix: str, group: Any) -> Iterator[tuple[str, Any]]:
+    """Every command with its full name, those of groups among them."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _leaves(f"{prefix}{name} ", command)
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _usage(param: Any) -> str:
@@ -89,7 +104,19 @@ def metrics() -> Iterator[str]:
         yield f"| `{name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
-ROOMS = ("cli", "lab", "serve", "session", "engine", "model", "kernels", "cache", "text", "base")
+ROOMS = (
+    "cli",
+    "bench",
+    "lab",
+    "serve",
+    "session",
+    "engine",
+    "model",
+    "kernels",
+    "cache",
+    "text",
+    "base",
+)
 """From the top layer down."""
 TREE = re.compile(r"(<!-- rooms: .*? -->\n).*(<!-- end of rooms -->\n)", re.DOTALL)
 

@@ -6,7 +6,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import RelightError
-from relight.cli import checkpoint, generate, run, show
+from relight.cli import bench, checkpoint, generate, run, show
 
 REMEDY = "give another path, or see to its rights and to free space"
 
@@ -28,6 +28,7 @@ for command in (
     run.audit,
 ):
     app.command()(command)
+app.add_typer(bench.app)
 
 
 @app.command()

@@ -14,6 +14,8 @@ from relight.base.settings import KNOBS, Group, Knob, load
 ENGINE: tuple[Group, ...] = ("model", "compute", "memory")
 """The settings of an engine without a server."""
 
+SETTINGS_PANEL = "Settings: "
+
 CONFIG = Annotated[
     Path | None,
     typer.Option(help="TOML file with settings, one `name = value` a line.", show_default=False),
@@ -51,7 +53,7 @@ def _parameter(knob: Knob) -> inspect.Parameter:
         f"{knob.flag}/--no-{knob.flag[2:]}" if switch else knob.flag,
         help=_help(knob),
         show_default=False,  # the value of a flag that is not given is None, not the default
-        rich_help_panel=f"Settings: {knob.group}",
+        rich_help_panel=SETTINGS_PANEL + knob.group,
         metavar="" if switch else _metavar(knob),
     )
     kind: Any = bool | None if switch else str | None

@@ -1,0 +1,167 @@
+"""The commands that measure a server. Knows no figure: it reads flags, shows and sets exit codes.
+
+0: valid. 2: invalid, with the reasons. 3: undecided (noise, or the run was stopped). 4: it could
+not be run at all.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from relight.base.errors import BadSetting, RelightError
+from relight.cli import show
+
+if TYPE_CHECKING:
+    from relight.bench.record import Record
+    from relight.bench.result import Result, Validity
+    from relight.bench.run import Run
+
+app = typer.Typer(
+    name="bench",
+    help="Measure any OpenAI-compatible server, and judge what was measured.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+EXITS = {"valid": 0, "invalid": 2, "incomplete": 3}
+COULD_NOT_RUN = 4
+
+
+@app.command()
+def run(
+    scenario: Annotated[str, typer.Argument(help="A TOML file, or: chat, mixed, open.")],
+    url: Annotated[str, typer.Option(help="The server, as http://host:port.")],
+    model: Annotated[str, typer.Option(help="Needed only when it has several models.")] = "",
+    cell: Annotated[
+        str, typer.Option(help="Change fields of classes: users=4,long.input_tokens=4096.")
+    ] = "",
+    out: Annotated[Path, typer.Option(help="Folder for the result's two files.")] = Path("bench"),
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the server's key; never stored.")
+    ] = None,
+    nonce: Annotated[
+        str, typer.Option(help="Make the same prompts again; else new ones each time.")
+    ] = "",
+) -> None:
+    """Measure a server with a scenario, and write a result that says whether it is valid.
+
+    Example: `relight bench run chat --url http://127.0.0.1:8000 --cell users=2,requests=16`
+    """
+    from relight.bench import result as files
+    from relight.bench import scenario as scenarios
+    from relight.bench.http import target
+    from relight.bench.run import Run
+    from relight.cli.bench_view import live, print_result
+
+    try:
+        key = _key(api_key_file)
+        wanted = scenarios.changed(scenarios.load(scenario), cell)
+        with live() as progress:
+            measuring = Run(target(url, key), wanted, model=model, nonce=nonce, progress=progress)
+            told, records = asyncio.run(_stoppable(measuring))
+        path = files.write(out, told, records, key)
+    except RelightError as problem:
+        show.error(problem.message)
+        raise typer.Exit(COULD_NOT_RUN) from problem
+    print_result(told)
+    show.line(f"Written to {path}")
+    assert told.validity is not None
+    raise typer.Exit(EXITS[told.validity.status])
+
+
+async def _stoppable(measuring: "Run") -> "tuple[Result, list[Record]]":
+    """The first Ctrl-C ends the run with a partial result; the second ends the program."""
+    import signal
+
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        measuring.stop()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    return await measuring.measure()
+
+
+def _key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadSetting(f"api_key_file {path} cannot be read: {problem}") from problem
+
+
+@app.command()
+def check(
+    result: Annotated[Path, typer.Argument(help="A result's JSON file; its rows lie beside it.")],
+) -> None:
+    """Judge a result again from its files: 0 valid, 2 invalid, 3 incomplete.
+
+    Example: `relight bench check bench/chat-20261129-174500-ab12.json`
+    """
+    from relight.bench import gate
+    from relight.bench import result as files
+    from relight.cli.bench_view import print_validity
+
+    told, records, rows_hash = files.read(result)
+    validity: Validity = gate.audit(told, records, rows_hash)
+    print_validity(validity)
+    raise typer.Exit(EXITS[validity.status])
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Result A.")],
+    second: Annotated[Path, typer.Argument(help="Result B.")],
+    allow: Annotated[bool, typer.Option(help="Compare even what was asked unlike.")] = False,
+) -> None:
+    """Put two results side by side; refuses unlike ones. Two runs decide nothing: no verdict.
+
+    Example: `relight bench compare bench/before.json bench/after.json`
+    """
+    from relight.bench import result as files
+    from relight.bench.compare import unlike
+    from relight.cli.bench_view import print_comparison
+
+    (a, *_), (b, *_) = files.read(first), files.read(second)
+    problems = unlike(a, b)
+    for problem in problems:
+        show.line(f"unlike: {problem}")
+    if problems and not allow:
+        show.error("these results cannot be compared; --allow shows them nevertheless")
+        raise typer.Exit(EXITS["invalid"])
+    print_comparison(a, b)
+
+
+@app.command()
+def selftest(
+    only: Annotated[str, typer.Option(help="Only these cases: T1,T4.")] = "",
+) -> None:
+    """Measure a scripted server, and check that every trap is rejected and every figure recovered.
+
+    Example: `relight bench selftest --only T1,T4`
+    """
+    from relight.bench.selftest.cases import CASES
+    from relight.bench.selftest.harness import run_case
+
+    named = {name for name in only.split(",") if name}
+    if unknown := named - {case.id for case in CASES}:
+        raise BadSetting(
+            f"only names {sorted(unknown)}; cases are {', '.join(case.id for case in CASES)}"
+        )
+    failed = 0
+    for case in CASES:
+        if named and case.id not in named:
+            continue
+        passed, found = asyncio.run(run_case(case))
+        failed += not passed
+        show.line(
+            f"{'ok    ' if passed else 'FAILED'} {case.id:11} {case.expected:9} "
+            f"{case.title}: {found}"
+        )
+    if failed:
+        show.error(f"{failed} cases failed; figures of this harness are not to be trusted here")
+        raise typer.Exit(EXITS["invalid"])
