@@ -68,9 +68,11 @@ class Audit:
         yield self._threads()
 
     def _request(self, name: str, prompt: Sequence[int]) -> Request:
-        """Sampled, since a sampled token hangs on more of the logits than the largest one."""
+        """Sampled, since a sampled token hangs on more of the logits than the largest one, and with
+        a penalty, since that hangs on every token before."""
         sampling = SamplingParams(
             temperature=1.0,
+            presence_penalty=0.5,
             seed=random.Random(name).getrandbits(32),
             max_tokens=self.tokens,
         )

@@ -1,12 +1,14 @@
 """Several answers to one prompt: their order, what they share, and what they cost."""
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from relight.base.types import Logprobs, Request
 from relight.engine.replay import ReplayClient
+from relight.session import Options, together
 from tests.serve.fakes import EOS, Rig, events, joined, rig, tokens
 
 OFF = {"thinking": {"type": "disabled"}}
@@ -127,6 +129,24 @@ def test_one_choice_that_fails_ends_the_others(stream: bool) -> None:
     assert "internal_error" in response.text
     assert response.status_code == (200 if stream else 500)
     assert one.client.num_running == one.server.num_open == 0
+
+
+def test_all_choices_end_when_nobody_listens_any_more() -> None:
+    one = rig(ReplayClient(lambda _: [70] * 1000))
+
+    async def run() -> None:
+        job = await one.session.complete([70] * 5, Options(n=3, max_tokens=1000))
+        pieces = together(one.session, one.session.choices(job))
+        seen = set()
+        async with aclosing(pieces):
+            async for index, _ in pieces:
+                seen.add(index)
+                if len(seen) == 3:
+                    break
+
+    asyncio.run(run())
+    assert one.client.num_running == 0
+    assert sorted(one.client.aborted) == sorted(request.id for request in one.client.requests)
 
 
 def test_each_choice_has_log_probabilities_of_its_own() -> None:
