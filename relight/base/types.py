@@ -91,7 +91,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine tells its clients once it is ready to serve."""
+    """What an engine tells its clients once it is ready to serve. `memory` is what it was predicted
+    to take, in bytes by kind, `measured` what was found after a first step."""
 
     model: str
     max_context: int
@@ -99,6 +100,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     operator: str
     memory: tuple[tuple[str, int], ...] = ()
+    measured: tuple[tuple[str, int], ...] = ()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,10 @@ class Pool:
         self.records = Blocks(self.layout.record, num_records, device)
 
     @property
+    def nbytes(self) -> int:
+        return sum(blocks.bytes.nbytes for blocks in (self.pages, self.slots, self.records))
+
+    @property
     def device(self) -> torch.device:
         return self.pages.bytes.device
 

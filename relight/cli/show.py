@@ -51,9 +51,16 @@ def engine(info: EngineInfo) -> None:
 
 
 def memory(info: EngineInfo) -> None:
+    """What was predicted by kind, and beside it what was found after a first step."""
     rows = [*info.memory, ("together", sum(size for _, size in info.memory))]
+    _bytes("Memory", rows)
+    if info.measured:
+        _bytes("Memory, measured", info.measured)
+
+
+def _bytes(title: str, rows: Sequence[tuple[str, int]]) -> None:
     table(
-        "Memory",
+        title,
         ("what", "bytes", "GiB"),
         [(what, f"{size:,}", f"{size / 2**30:.3f}") for what, size in rows],
         numbers=("bytes", "GiB"),

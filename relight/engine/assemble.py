@@ -11,22 +11,25 @@ from pathlib import Path
 import torch
 
 from relight.base.checkpoint import open_model
-from relight.base.errors import BadSetting
+from relight.base.config import ModelConfig
+from relight.base.errors import BadSetting, CannotFit
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Numerics
 from relight.base.official import check_official_numerics
 from relight.base.settings import Settings
-from relight.base.types import EngineInfo
+from relight.base.types import EngineInfo, SamplingParams
 from relight.cache.blocks import BlockPool
-from relight.cache.layout import PAGE_TOKENS, Layout, layout
+from relight.cache.layout import PAGE_TOKENS, layout
 from relight.cache.pool import Pool
 from relight.cache.prefix import PrefixIndex, RecordPool
-from relight.engine.capacity import Capacity, capacity
+from relight.engine.capacity import capacity
 from relight.engine.loop import Loop
+from relight.engine.memory import check_weights_fit, scratch_bytes, state_rows, weight_rows
+from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import count_bytes
 from relight.engine.scheduler import Limits, Scheduler
 from relight.engine.steps import InTurn, Overlapped
-from relight.kernels.device import architecture, free_bytes, has_native_bf16
+from relight.kernels.device import architecture, free_bytes, has_native_bf16, memory_added
 from relight.kernels.select import variants
 from relight.model.transformer import Transformer
 from relight.model.weights import load_weights
@@ -50,6 +53,8 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         check_official_numerics(config)
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if device.type != "cpu":  # there they are mapped
+        check_weights_fit(config, free_bytes(device))
     weights = load_weights(model, device, progress=progress)
     spec = layout(config, numerics)
     counts = count_bytes(settings.num_slots, config.vocab_size)
@@ -63,6 +68,10 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_records=fitted.num_records,
     )
     runner = Runner(Transformer(config, weights, numerics), pool, max_context=fitted.max_context)
+    # A processor reads only the experts that it needs: one row does not bring all weights in.
+    wanted = 1 if device.type == "cpu" else settings.max_step_tokens
+    rows = min(wanted, fitted.max_context - 1)
+    scratch = warm_up(runner, config, rows)
     operator = identity(folder, numerics, device)
     index = PrefixIndex(
         BlockPool(fitted.num_pages),
@@ -86,7 +95,17 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_slots=fitted.num_slots,
         num_pages=fitted.num_pages - 1,
         operator=operator,
-        memory=memory_table(weights.nbytes, counts, spec, fitted),
+        memory=(
+            *weight_rows(config),
+            *state_rows(spec, fitted, counts),
+            (f"scratch of a step of {rows:,} rows, about", scratch_bytes(config, rows, 1)),
+        ),
+        measured=(
+            ("weights", weights.nbytes),
+            ("pages, rings and records", pool.nbytes),
+            ("counts for penalties", runner.sampler.counts.nbytes),
+            (f"added by a first step of {rows:,} rows", scratch),
+        ),
     )
     steps = Overlapped(runner) if settings.overlap == "on" else InTurn(runner)
     return Loop(Scheduler(limits, index), steps), info
@@ -144,15 +163,25 @@ def identity(folder: Path, numerics: Numerics, device: torch.device) -> str:
     return "; ".join(parts)
 
 
-def memory_table(
-    weight_bytes: int, counts: int, spec: Layout, fitted: Capacity
-) -> tuple[tuple[str, int], ...]:
-    """What every kind of memory costs, in bytes."""
-    tokens = (fitted.num_pages - 1) * PAGE_TOKENS
-    return (
-        ("weights", weight_bytes),
-        (f"pages, {tokens:,} tokens", fitted.num_pages * spec.page.bytes),
-        (f"rings, {fitted.num_slots} slots", fitted.num_slots * spec.slot.bytes),
-        (f"boundary records, {fitted.num_records}", fitted.num_records * spec.record.bytes),
-        (f"counts for penalties, {fitted.num_slots} slots", counts),
+def warm_up(runner: Runner, config: ModelConfig, rows: int) -> int:
+    """Reads a prompt of so many tokens, as a first request would, and returns the bytes that this
+    took. What it leaves in slot and pages means nothing. Raises `CannotFit`."""
+    device = runner.pool.device
+    draw = Draw(0, rows, SamplingParams(max_tokens=1, temperature=0.0))
+    plan = StepPlan(
+        step=-1,
+        lengths=(SetLength(0, 0),),
+        pages=(PageWrite(0, 0, tuple(range(1, 1 - (-rows // PAGE_TOKENS)))),),
+        given=(Rows(0, 0, (0,) * rows, sample=True),),
+        draws=(draw,),
     )
+    try:
+        return memory_added(device, lambda: runner.execute(plan))
+    except torch.OutOfMemoryError as error:
+        about = scratch_bytes(config, rows, 1)
+        raise CannotFit(
+            f"a step of {rows:,} tokens, which takes about {about:,} bytes for a while, does not "
+            f"fit beside weights and state ({free_bytes(device):,} are free): set max_step_tokens "
+            f"to {max(1, rows // 2)} or less, or lower cache_bytes",
+            param="max_step_tokens",
+        ) from error

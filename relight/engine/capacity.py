@@ -59,7 +59,7 @@ def capacity(config: ModelConfig, layout: Layout, settings: Settings, free_bytes
         raise CannotFit(
             f"{free_bytes:,} bytes are free; {settings.num_slots} slots take {slots:,} and "
             f"{records} records {records * layout.record.bytes:,}, which leaves room for {fitting} "
-            f"pages of {layout.page.bytes:,}: lower num_slots, record_bytes or cache_bytes",
+            f"pages of {layout.page.bytes:,}: {_largest(layout, settings, free_bytes, fitting)}",
             param="cache_bytes",
         )
     context = (pages - 1) * PAGE_TOKENS
@@ -70,3 +70,20 @@ def capacity(config: ModelConfig, layout: Layout, settings: Settings, free_bytes
             param="max_context",
         )
     return Capacity(settings.num_slots, records, pages, min(wanted_context, context))
+
+
+def _largest(layout: Layout, settings: Settings, free_bytes: int, fitting_pages: int) -> str:
+    """The remedy: the largest settings that would fit."""
+    page = max(layout.page.bytes, 1)
+    if settings.cache_bytes // page >= 2 and fitting_pages >= 2:
+        return f"set cache_bytes to at most {fitting_pages * page:,}"
+    if settings.cache_bytes and settings.cache_bytes // page < 2:
+        return f"set cache_bytes to at least {2 * page:,}"
+    each, fixed = layout.slot.bytes, 2 * page + settings.record_bytes
+    if settings.prefix_cache == "on" and not settings.record_bytes:
+        each += layout.record.bytes
+        fixed += SPARE_RECORDS * layout.record.bytes
+    slots = (free_bytes - fixed) // each
+    if slots < 1:
+        return f"not even one slot fits; free {each + fixed - free_bytes:,} bytes more"
+    return f"set num_slots to at most {slots}"

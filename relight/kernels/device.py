@@ -3,7 +3,7 @@
 Beside the kernels this is the only place that asks the CUDA runtime; other rooms ask here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -35,6 +35,28 @@ def free_bytes(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 // 2
     raise AssertionError("/proc/meminfo has no MemAvailable")
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Bytes: on a GPU of torch's tensors, elsewhere of this process in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("/proc/self/status has no VmRSS")
+
+
+def memory_added(device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that are in use while `run` runs, beside those before: on a GPU at most, elsewhere in
+    the end."""
+    before = memory_in_use(device)
+    if device.type != "cuda":
+        run()
+        return max(0, memory_in_use(device) - before)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def upload(

@@ -1,5 +1,7 @@
+import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,10 @@ from relight.base.errors import CannotFit
 from relight.base.numerics import OFFICIAL
 from relight.base.official import V4_FLASH
 from relight.base.settings import Settings
+from relight.base.tensors import backbone_tensors
 from relight.cache.layout import PAGE_TOKENS, Layout, layout
 from relight.engine.capacity import Capacity, capacity
+from relight.engine.memory import check_weights_fit, state_rows, weight_rows
 
 SLIDING = replace(
     V4_FLASH, layers=tuple(LayerSpec(index, "sliding", 0, "bias") for index in range(2))
@@ -73,3 +77,53 @@ def test_without_a_prefix_cache_records_cost_nothing() -> None:
     assert cached.num_records > 0
     assert uncached.num_records == 0
     assert uncached.num_pages > cached.num_pages
+
+
+@given(
+    free=st.integers(0, 2**33),
+    slots=st.integers(1, 64),
+    cache=st.one_of(st.just(0), st.integers(0, 2**34)),
+    records=st.one_of(st.just(0), st.integers(64 * 2**22, 2**31)),
+)
+def test_a_refusal_names_the_largest_settings_that_would_fit(
+    free: int, slots: int, cache: int, records: int
+) -> None:
+    spec = layout(V4_FLASH, OFFICIAL)
+    settings = Settings(model="m", num_slots=slots, cache_bytes=cache, record_bytes=records)
+    try:
+        capacity(V4_FLASH, spec, settings, free)
+        return
+    except CannotFit as error:
+        message = error.message
+    if found := re.search(r"set (\w+) to at (?:most|least) ([\d,]+)$", message):
+        change = {found[1]: int(found[2].replace(",", ""))}
+        remedied = msgspec.structs.replace(settings, **change)
+        if remedied.cache_bytes and "least" not in message and "num_slots" in change:
+            remedied = msgspec.structs.replace(remedied, cache_bytes=0)
+        again = ""  # one thing at a time: another setting may be the next
+        try:
+            capacity(V4_FLASH, spec, remedied, free)
+        except CannotFit as error:
+            again = error.message
+        assert again != message
+        if "at most" in message and found[1] == "num_slots" and not cache:
+            more = msgspec.structs.replace(settings, num_slots=change["num_slots"] + 1)
+            with pytest.raises(CannotFit):
+                capacity(V4_FLASH, spec, more, free)
+    else:
+        assert re.search(r"not even one slot fits; free [\d,]+ bytes more$", message)
+
+
+def test_a_v4_flash_table_adds_up_to_what_is_granted() -> None:
+    spec = layout(V4_FLASH, OFFICIAL)
+    fitted = capacity(V4_FLASH, spec, Settings(model="m"), 2**35)
+    assert sum(size for _, size in state_rows(spec, fitted, 0)) == bytes_of(fitted, spec)
+    weights = dict(weight_rows(V4_FLASH))
+    assert sum(weights.values()) == sum(t.nbytes for t in backbone_tensors(V4_FLASH))
+    assert weights["weights: routed experts"] > 0.9 * sum(weights.values())
+
+
+def test_weights_that_a_device_cannot_hold_are_refused_before_they_are_read() -> None:
+    with pytest.raises(CannotFit, match=r"the weights take .* and 85,899,345,920 are free"):
+        check_weights_fit(V4_FLASH, 80 * 2**30)
+    check_weights_fit(V4_FLASH, 200 * 2**30)
