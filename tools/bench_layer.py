@@ -2,7 +2,7 @@
 
     python tools/bench_layer.py --folder /tmp/layer [--device cuda] [--context 1024] [--no-peer]
 
-Weights are random, written to the folder in the official layout (5.9 GB) and loaded from it. Prints
+Weights are random, written to the folder in the official layout (3.8 GB) and loaded from it. Prints
 one JSON line: medians in milliseconds of a decode step (one made row, streams in, streams out) and
 of reading `--chunk` given tokens, with the smallest and largest of the repeats. The peer is the
 same layer in transformers, bfloat16 with unpacked experts (13 GB); its repeats take turns with
@@ -34,7 +34,13 @@ from relight.model.attention import addresses
 from relight.model.transformer import Transformer
 from relight.model.weights import load_weights
 
-CSA_ONLY = replace(V4_FLASH, layers=schedule((4,), num_hash=0), draft=DraftSpec("none"))
+SMALL_VOCABULARY = 1024  # embedding and head are not timed
+CSA_ONLY = replace(
+    V4_FLASH,
+    vocab_size=SMALL_VOCABULARY,
+    layers=schedule((4,), num_hash=0),
+    draft=DraftSpec("none"),
+)
 
 
 def wait(device: torch.device) -> None:
@@ -103,7 +109,7 @@ class Peer:
 
         make: Any = DeepseekV4ForCausalLM
         fields: dict[str, Any] = {
-            "vocab_size": 1024,
+            "vocab_size": SMALL_VOCABULARY,
             "num_hidden_layers": 1,
             "num_hash_layers": 0,
             "compress_ratios": [4],
@@ -162,21 +168,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument(
-        "--peer-experts",
+        "--experts",
         type=int,
-        default=256,
-        help="experts of the peer's layer; fewer take less memory and cost a decode step the same",
+        default=V4_FLASH.num_experts,
+        help="of both layers; fewer take less memory, and a decode step reads six all the same",
     )
     args = parser.parse_args()
     device = torch.device(args.device)
     if not (args.folder / "config.json").exists():
-        synth(CSA_ONLY, args.folder, seed=1, tokenizer=None)
+        synth(replace(CSA_ONLY, num_experts=args.experts), args.folder, seed=1, tokenizer=None)
     begun = time.perf_counter()
     ours = Ours(args.folder, device, args.context, args.chunk)
     loaded_s = time.perf_counter() - begun
     steps: dict[str, list[float]] = {"ours": []}
     reads: dict[str, list[float]] = {"ours": []}
-    peer = None if args.no_peer else Peer(device, args.context, args.peer_experts)
+    peer = None if args.no_peer else Peer(device, args.context, args.experts)
     for repeat in range(args.repeats + 2):
         got = {"ours": timed(ours.step, device)}
         if peer:
@@ -200,7 +206,7 @@ def main() -> None:
                 "threads": torch.get_num_threads(),
                 "numerics": ours.runner.model.numerics.name,
                 "context": args.context,
-                "peer_experts": None if args.no_peer else args.peer_experts,
+                "experts": args.experts,
                 "load_and_read_context_s": round(loaded_s, 1),
                 "decode_step": {name: spread(values) for name, values in steps.items()},
                 f"read_{args.chunk}_tokens": {n: spread(values) for n, values in reads.items()},
