@@ -18,8 +18,10 @@ help: ## print this
 setup: $(STAMP) ## make the environment .venv
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || sh tools/venv.sh .venv
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	@test -x $(BIN)/pip || sh tools/venv.sh .venv
+	@echo "installing into .venv; the first time this fetches torch and takes minutes"
+	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]' || \
+	{ echo "pip failed (above); it needs a package index: see PIP_ARGS in README.md" >&2; exit 1; }
 	@touch $@
 
 check: setup ## format, lint, types, import contracts, documents
@@ -35,7 +37,7 @@ fix: setup ## format, and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 test: check ## check, then all tests that need no accelerator
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 	$(BIN)/pytest -m gpu $(ARGS)

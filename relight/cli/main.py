@@ -7,6 +7,7 @@ import typer
 from relight import __version__
 from relight.base.errors import RelightError
 from relight.cli import bench, checkpoint, generate, run, show
+from relight.engine.openmp import let_threads_sleep
 
 REMEDY = "give another path, or see to its rights and to free space"
 
@@ -42,6 +43,7 @@ def version() -> None:
 
 def main() -> None:
     """Runs the command line. A user's error is one line and exit code 2, never a traceback."""
+    let_threads_sleep()
     try:
         app()
     except RelightError as problem:

@@ -75,6 +75,8 @@ def doctor(
     from relight.cli.doctor import print_report
     from relight.lab.doctor import examine
 
+    if audit:
+        show.line("Checking the promises on a small model …", stderr=True)
     report = examine(audit=audit)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())

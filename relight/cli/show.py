@@ -15,8 +15,8 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
 
 
-def line(text: str) -> None:
-    console().print(text)
+def line(text: str, *, stderr: bool = False) -> None:
+    console(stderr=stderr).print(text)
 
 
 def error(message: str) -> None:

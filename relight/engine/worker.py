@@ -24,6 +24,7 @@ from relight.base.errors import RelightError
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo
 from relight.engine.loop import Loop
+from relight.engine.openmp import let_threads_sleep
 from relight.engine.wire import (
     Abort,
     Add,
@@ -207,11 +208,7 @@ def stacks() -> str:
 
 
 def _assemble() -> Assemble:
-    # Threads of OpenMP spin while they wait for each other. Beside any other busy process, be it
-    # only the HTTP server, a spinning thread holds the core that the last one needs: on 2 cores
-    # with 2 busy neighbours a token took 1.3 s, and 0.1 s with threads that sleep. The library
-    # reads the variable once, when torch loads it; who sets it has the last word.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    let_threads_sleep()
     from relight.engine.assemble import assemble  # brings torch, seconds after signals work
 
     return assemble

@@ -1,4 +1,4 @@
-"""What the engine's process decides before torch is there. Its messages: test_client."""
+"""How threads wait in an engine's process, by what OpenMP itself reports."""
 
 import os
 import subprocess
