@@ -44,7 +44,7 @@ class Writer:
         fixed: bool | None = None,
     ) -> Prompt:
         self._made += 1
-        mark = hashlib.sha256(f"{self._nonce} {self._made}".encode()).hexdigest()
+        mark = hashlib.sha256(f"{self._nonce} {self._made}".encode()).hexdigest()[:32]
         wanted = input_tokens or one.input_tokens
         task, needle, line = self._task(one)
         room = int((wanted - scale.overhead) / scale.slope) - len(mark) - len(task) - len(line) - 2

@@ -4,7 +4,7 @@ and no file."""
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -75,11 +75,15 @@ class Run:
             )
         writer = Writer(self._scenario, self._nonce)
         self._stage("learning tokens per character")
-        scale = await server.calibrate(self._client, writer, self._scenario.classes[0])
+        scales = await server.calibrate(
+            self._client, writer, self._scenario.classes, before.max_model_len
+        )
         prompts = [
-            writer.prompt(one, scale) for one in self._scenario.classes for _ in range(one.requests)
+            writer.prompt(one, scales[one.name])
+            for one in self._scenario.classes
+            for _ in range(one.requests)
         ]
-        warmed = await self._warm_up(writer, scale, prompts)
+        warmed = await self._warm_up(writer, scales, prompts)
         watch = Watch(self._to)
         records, lag, delta = await self._window(watch, prompts)
         self._stage("asking the server again")
@@ -92,7 +96,7 @@ class Run:
             alive=alive,
             corpus_hash=writer.corpus_hash,
             nonce=self._nonce,
-            calibrated=scale.calibrated,
+            calibrated=all(scale.calibrated for scale in scales.values()),
             prompts=prompts,
             warmed=warmed,
             records=records,
@@ -109,7 +113,9 @@ class Run:
         self._progress.stage = name
         self._show(self._progress)
 
-    async def _warm_up(self, writer: Writer, scale: Scale, prompts: Sequence[Prompt]) -> int:
+    async def _warm_up(
+        self, writer: Writer, scales: Mapping[str, Scale], prompts: Sequence[Prompt]
+    ) -> int:
         """Cold: other prompts than any that is measured. Warm: every measured prompt, once."""
         self._stage("warming up")
         if self._scenario.cache == "warm":
@@ -117,7 +123,7 @@ class Run:
         else:
             shapes = self._scenario.classes
             one = min(shapes, key=lambda c: c.input_tokens)
-            extra = [writer.prompt(one, scale) for _ in range(self._scenario.warm_up)]
+            extra = [writer.prompt(one, scales[one.name]) for _ in range(self._scenario.warm_up)]
         for start in range(0, len(extra), 8):
             batch = extra[start : start + 8]
             told = await asyncio.gather(*(self._client.ask(prompt) for prompt in batch))

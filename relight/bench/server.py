@@ -3,6 +3,7 @@ load."""
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from relight.bench.scenario import Class, Limits
 POLL_S = 1.0
 SETTLE_S = 1.0
 CANARY = "Count from one to nine."
-PROBE_TOKENS = 2000
+PROBE_TOKENS = (300, 1500)
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -56,22 +57,30 @@ async def canary(client: Client, limits: Limits) -> Record:
     return await short.ask(prompt)
 
 
-async def calibrate(client: Client, writer: Writer, one: Class) -> Scale:
-    """Learns how many tokens a character makes, through the server's own template, from a shorter
-    and a longer prompt. Uncalibrated where usage does not tell."""
-    size = min(one.input_tokens, PROBE_TOKENS)
+async def calibrate(
+    client: Client, writer: Writer, classes: Sequence[Class], limit: int | None
+) -> dict[str, Scale]:
+    """Learns for each class how many tokens a character makes, through the server's own template:
+    the slope from a shorter and a longer prompt, both far within the server's `limit`, then the
+    rest from a prompt of the class's own length. Uncalibrated where usage does not tell."""
     seen: list[tuple[int, int]] = []
-    for tokens in (size // 3, size):
-        prompt = writer.prompt(one, Scale(), input_tokens=tokens, max_tokens=2, fixed=False)
-        record = await client.ask(prompt)
-        if record.n_in is None:
-            return Scale()
-        seen.append((len(prompt.text), record.n_in))
+    for tokens in PROBE_TOKENS:
+        size = min(tokens, limit * tokens // 4000) if limit else tokens
+        prompt = writer.prompt(classes[0], Scale(), input_tokens=size, max_tokens=2, fixed=False)
+        seen.append((len(prompt.text), (await client.ask(prompt)).n_in or 0))
     (short, few), (long, many) = seen
-    if long <= short or many <= few:
-        return Scale()
+    if few == 0 or long <= short or many <= few:
+        return {one.name: Scale() for one in classes}
     slope = (many - few) / (long - short)
-    return Scale(few - slope * short, slope, calibrated=True)
+    scales = {}
+    for one in classes:
+        scale = Scale(few - slope * short, slope, calibrated=True)
+        if one.input_tokens <= PROBE_TOKENS[-1]:
+            prompt = writer.prompt(one, scale, max_tokens=2, fixed=False)
+            told = (await client.ask(prompt)).n_in or one.input_tokens
+            scale = Scale(told - slope * len(prompt.text), slope, calibrated=True)
+        scales[one.name] = scale
+    return scales
 
 
 class Watch:

@@ -187,8 +187,9 @@ class Stream:
     def _judge_length(self, told: int) -> None:
         if not self.chunks:
             self.fail("protocol", f"usage tells {told} tokens, and no token came")
-        elif told < len(self.chunks) * 0.9:
-            # Nearly: a token that ends reasoning may show as two chunks.
+        elif told < len(self.chunks) * 0.9 - 2:
+            # Nearly: a token that ends reasoning may show as two chunks, and half a character
+            # that was held back comes with the end, after the last token.
             self.fail("protocol", f"usage tells {told} tokens; {len(self.chunks)} chunks had some")
         elif self.wanted is not None and (told != self.wanted or self.finish != "length"):
             self.fail(

@@ -5,8 +5,10 @@ not be run at all.
 """
 
 import asyncio
+import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -25,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+Told = TypeVar("Told")
 EXITS = {"valid": 0, "invalid": 2, "incomplete": 3}
 COULD_NOT_RUN = 4
 
@@ -60,7 +63,7 @@ def run(
         wanted = scenarios.changed(scenarios.load(scenario), cell)
         with live() as progress:
             measuring = Run(target(url, key), wanted, model=model, nonce=nonce, progress=progress)
-            told, records = asyncio.run(_stoppable(measuring))
+            told, records = _run(_stoppable(measuring))
         path = files.write(out, told, records, key)
     except RelightError as problem:
         show.error(problem.message)
@@ -69,6 +72,15 @@ def run(
     show.line(f"Written to {path}")
     assert told.validity is not None
     raise typer.Exit(EXITS[told.validity.status])
+
+
+def _run(coroutine: Coroutine[Any, Any, Told]) -> Told:
+    """On uvloop where there is one: a chunk of a stream costs it half as much."""
+    if sys.platform == "win32":
+        return asyncio.run(coroutine)
+    import uvloop
+
+    return uvloop.run(coroutine)
 
 
 async def _stoppable(measuring: "Run") -> "tuple[Result, list[Record]]":
