@@ -84,7 +84,9 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         max_context=fitted.max_context,
         max_step_tokens=settings.max_step_tokens,
         admit_output=settings.admit_output,
-        max_queue=settings.max_queue,
+        # A server counts what waits or runs, and refuses before an answer begins. What it lets in
+        # may all wait here for a moment, or for want of pages.
+        max_queue=settings.num_slots + settings.max_queue,
         vocab_size=config.vocab_size,
         prefix_cache=settings.prefix_cache == "on",
         step_target_s=settings.step_target / 1000 or math.inf,
