@@ -16,10 +16,6 @@ from relight.engine.sequence import Sequence
 
 MAX_PREEMPTIONS = 2
 """How often a sequence gives way to those that are older and not the oldest."""
-MAX_OVERTAKEN = 16
-"""How many requests may get a slot before the oldest one that waits."""
-MAX_TRIED = 64
-"""How many of those that wait are looked at while nothing is given back."""
 
 
 @dataclass(frozen=True, slots=True)

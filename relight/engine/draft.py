@@ -3,6 +3,8 @@
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
+import msgspec
+
 from relight.engine.holdings import Take
 from relight.engine.plan import (
     LAST_SAMPLED,
@@ -17,8 +19,7 @@ from relight.engine.plan import (
 from relight.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """What a step does for one sequence: it will be computed up to `end`."""
 
     sequence: Sequence

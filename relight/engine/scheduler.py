@@ -37,15 +37,15 @@ from collections.abc import Iterable
 from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
 from relight.cache.prefix import GIVEN, PrefixIndex
-from relight.engine.admission import MAX_OVERTAKEN, MAX_PREEMPTIONS, MAX_TRIED, Admission
+from relight.engine.admission import MAX_PREEMPTIONS, Admission
 from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
 from relight.engine.cost import FIRST_GUESS
 from relight.engine.draft import Draft, Flight
 from relight.engine.holdings import Holdings
 from relight.engine.plan import Drawn, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
-from relight.engine.share import budget, share
-from relight.engine.turns import Turns
+from relight.engine.share import share_rows
+from relight.engine.waiting import WaitingRoom
 
 MAX_IN_FLIGHT = 2
 FIRST_OUTPUT = 256.0
@@ -67,7 +67,8 @@ class Scheduler:
             index, enabled=limits.prefix_cache, record_interval=limits.record_interval
         )
         self.running: list[Sequence] = []  # by age, as is `waiting`
-        self.waiting: list[Sequence] = []
+        self._room = WaitingRoom()
+        self.waiting = self._room.sequences
         self.leaving: list[Sequence] = []  # neither runs nor waits, and holds what it had
         self.ended: list[Sequence] = []
         self.cost = FIRST_GUESS  # whoever has a clock may tell better
@@ -79,8 +80,7 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._turns = Turns()
-        self._tried: set[Sequence] = set()  # did not fit, and nothing was given back since
+        self._turns = self._room.turns
         self._mean_output = FIRST_OUTPUT
         self._num_planned = 0
         self._flights: deque[Flight] = deque()
@@ -98,7 +98,7 @@ class Scheduler:
         sequence = Sequence.of(request, self._num_arrived, now, root)
         self._by_id[request.id] = sequence
         self._turns.arrive(request.client)
-        self.waiting.append(sequence)
+        self._room.enter(sequence)
 
     def abort(self, id: str, now: float) -> TokenDelta | None:
         """Ends a request; its slot and pages are free at once, or when a step that computes it has
@@ -117,11 +117,11 @@ class Scheduler:
         assert len(self._flights) < MAX_IN_FLIGHT, "no step has been committed"
         draft = Draft()
         self._admit(draft, now)
-        shares = self._share()
-        for sequence in tuple(self.running):
-            # Else an older one has just taken its pages, or all that it may make is being drawn.
-            if sequence.slot != NO_SLOT and not sequence.leaving and not self._is_full(sequence):
-                self._schedule(sequence, shares, draft)
+        going = [sequence for sequence in self.running if not self._is_full(sequence)]
+        shares = share_rows(going, self.limits, self.cost, self.index.page_tokens)
+        for sequence in going:
+            if sequence.slot != NO_SLOT and not sequence.leaving:  # else an older one has just
+                self._schedule(sequence, shares, draft)  # taken its pages
         if not any(draft.rows):
             for sequence in draft.admitted:
                 self._preempt(sequence)
@@ -133,13 +133,12 @@ class Scheduler:
         return flight.plan
 
     def _admit(self, draft: Draft, now: float) -> None:
-        while self._free_slots and (sequence := self._candidate()):
+        while self._free_slots and (sequence := self._room.candidate()):
             match = self.holdings.find(sequence)
             if not self.admission.fits(sequence, match, self.running):
-                self._tried.add(sequence)
+                self._room.refuse(sequence)
                 continue
-            self.waiting[0].num_overtaken += sequence is not self.waiting[0]
-            self.waiting.remove(sequence)
+            self._room.call(sequence)
             sequence.slot = self._free_slots.pop()
             draft.admit(sequence, self.holdings.acquire(sequence, match))
             if sequence.admitted_s is None:
@@ -150,45 +149,6 @@ class Scheduler:
                 num_read = sequence.num_prompt - sequence.num_cached
                 self._turns.read(sequence.request.client, num_read)
             insort(self.running, sequence, key=_age)
-
-    def _candidate(self) -> Sequence | None:
-        """The next request that may be given a slot; None if there is none."""
-        tried = self._tried
-        if len(tried) >= min(len(self.waiting), MAX_TRIED):
-            return None
-        oldest = self.waiting[0]
-        if oldest.num_overtaken >= MAX_OVERTAKEN:
-            return None if oldest in tried else oldest
-        return next((s for s in self._turns.order(self.waiting) if s not in tried), None)
-
-    def _share(self) -> dict[Sequence, int]:
-        """Given rows of the sequences whose next tokens are given."""
-        limits = self.limits
-        wants, num_made = [], 0
-        for sequence in self.running:
-            if self._is_full(sequence):
-                continue
-            if sequence.roles[sequence.planned] == GIVEN:
-                wants.append((sequence, self._wanted(sequence)))
-            else:
-                num_made += min(sequence.num_unread, limits.made_rows)
-        if not wants:
-            return {}
-        parts = budget(
-            self.cost,
-            num_made,
-            limits.step_target_s,
-            limits.max_step_tokens,
-            self.index.page_tokens,
-        )
-        return share(wants, parts, self.cost)
-
-    def _wanted(self, sequence: Sequence) -> int:
-        """Given rows that may follow without a stop: to the end of the run or to a record."""
-        _, end = sequence.run()
-        if sequence.boundaries:
-            end = min(end, sequence.boundaries[-1])
-        return end - sequence.planned
 
     def _is_full(self, sequence: Sequence) -> bool:
         """Whether it has all the tokens that it may have, known or being drawn."""
@@ -257,10 +217,10 @@ class Scheduler:
         self.holdings.release(sequence)
         if sequence.distrusted and top is not None:
             self.index.discard(top)
-        self._tried.clear()
+        self._room.try_again()
         if sequence.finish is None:
             sequence.forget()
-            insort(self.waiting, sequence, key=_age)
+            self._room.enter(sequence)
 
     # -- what became of a step
 
@@ -368,8 +328,7 @@ class Scheduler:
         if finish in ("stop", "length"):
             self._mean_output += (sequence.num_made - self._mean_output) / 32
         if sequence.slot == NO_SLOT:
-            self.waiting.remove(sequence)
-            self._tried.discard(sequence)
+            self._room.leave(sequence)
         elif not sequence.leaving:
             self._leave(sequence)
         self.ended.append(sequence)

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+from relight.cache.prefix import GIVEN
+from relight.engine.admission import Limits
 from relight.engine.cost import StepCost
 from relight.engine.sequence import Sequence
 
@@ -25,6 +27,30 @@ class Budget:
     rows: int
     seconds: float
     least: int
+
+
+def share_rows(
+    going: Ordered[Sequence], limits: Limits, cost: StepCost, page_tokens: int
+) -> dict[Sequence, int]:
+    """Given rows of those of the sequences, the oldest first, whose next tokens are given."""
+    wants, num_made = [], 0
+    for sequence in going:
+        if sequence.roles[sequence.planned] == GIVEN:
+            wants.append((sequence, _wanted(sequence)))
+        else:
+            num_made += min(sequence.num_unread, limits.made_rows)
+    if not wants:
+        return {}
+    parts = budget(cost, num_made, limits.step_target_s, limits.max_step_tokens, page_tokens)
+    return share(wants, parts, cost)
+
+
+def _wanted(sequence: Sequence) -> int:
+    """Given rows that may follow without a stop: to the end of the run or to a record."""
+    _, end = sequence.run()
+    if sequence.boundaries:
+        end = min(end, sequence.boundaries[-1])
+    return end - sequence.planned
 
 
 def budget(

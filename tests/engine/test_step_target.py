@@ -5,7 +5,7 @@ import random
 import pytest
 
 from relight.engine.cost import FIRST_GUESS, CostMeter, Load, StepCost
-from relight.engine.scheduler import MAX_OVERTAKEN
+from relight.engine.waiting import MAX_OVERTAKEN
 from tests.engine.costed import PAGE, TRUTH, CostedEngine, text_alone
 
 STREAMS = 8

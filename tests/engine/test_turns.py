@@ -1,6 +1,6 @@
 """Who gets a slot next, when more wait than there are slots."""
 
-from relight.engine.scheduler import MAX_OVERTAKEN
+from relight.engine.waiting import MAX_OVERTAKEN
 from tests.engine.test_scheduler import prompt_of, run_until
 
 
