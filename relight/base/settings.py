@@ -65,7 +65,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _knob("compute", "plan a step while the one before it runs; off: one after the other"),
     ] = "on"
     threads: Annotated[
-        int, _knob("compute", "CPU threads of the engine; 0: torch's choice", low=0, high=1024)
+        int,
+        _knob(
+            "compute",
+            "CPU threads of the engine; 0: torch's choice, within a container's quota",
+            low=0,
+            high=1024,
+        ),
     ] = 0
 
     max_context: Annotated[

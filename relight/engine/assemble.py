@@ -24,6 +24,7 @@ from relight.cache.prefix import PrefixIndex, RecordPool
 from relight.engine.capacity import capacity
 from relight.engine.loop import Loop
 from relight.engine.memory import check_weights_fit, scratch_bytes, state_rows, weight_rows
+from relight.engine.openmp import choose_threads
 from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import count_bytes
@@ -51,8 +52,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     numerics = choose_numerics(settings.numerics, device)
     if numerics.quantised:
         check_official_numerics(config)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(choose_threads(settings.threads, torch.get_num_threads()))
     if device.type != "cpu":  # there they are mapped
         check_weights_fit(config, free_bytes(device))
     weights = load_weights(model, device, progress=progress)
