@@ -23,6 +23,10 @@ from relight.bench.scenario import Scenario
 from relight.bench.server import Model, Watch
 
 
+class WarmUpFailed(Unavailable):
+    """The server answers short prompts and not those of the scenario."""
+
+
 class Progress(msgspec.Struct):
     """What a terminal shows while a run goes on."""
 
@@ -129,7 +133,8 @@ class Run:
             told = await asyncio.gather(*(self._client.ask(prompt) for prompt in batch))
             for record in told:
                 if record.failure and record.failure not in ("length", "cancelled"):
-                    raise Unavailable(f"a warm-up request failed: {record.failure}, {record.error}")
+                    why = f"{record.failure}, {record.error}"
+                    raise WarmUpFailed(f"a warm-up request failed: {why}")
         return len(extra)
 
     async def _window(

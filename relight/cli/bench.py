@@ -5,20 +5,14 @@ not be run at all.
 """
 
 import asyncio
-import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
-from relight.base.errors import BadSetting, RelightError
-from relight.cli import show
-
-if TYPE_CHECKING:
-    from relight.bench.record import Record
-    from relight.bench.result import Result, Validity
-    from relight.bench.run import Run
+from relight.base.errors import BadSetting
+from relight.cli import bench_blocks, show
+from relight.cli.bench_exits import EXITS, judged
 
 app = typer.Typer(
     name="bench",
@@ -27,12 +21,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-Told = TypeVar("Told")
-EXITS = {"valid": 0, "invalid": 2, "incomplete": 3}
-COULD_NOT_RUN = 4
+for command in (bench_blocks.ab, bench_blocks.aa, bench_blocks.ladder):
+    app.command()(command)
 
 
 @app.command()
+@judged
 def run(
     scenario: Annotated[str, typer.Argument(help="A TOML file, or: chat, mixed, open.")],
     url: Annotated[str, typer.Option(help="The server, as http://host:port.")],
@@ -52,61 +46,21 @@ def run(
 
     Example: `relight bench run chat --url http://127.0.0.1:8000 --cell users=2,requests=16`
     """
-    from relight.bench import result as files
     from relight.bench import scenario as scenarios
-    from relight.bench.http import target
-    from relight.bench.run import Run
-    from relight.cli.bench_view import live, print_result
+    from relight.cli.bench_session import Bench
+    from relight.cli.bench_view import print_result
 
-    try:
-        key = _key(api_key_file)
-        wanted = scenarios.changed(scenarios.load(scenario), cell)
-        with live() as progress:
-            measuring = Run(target(url, key), wanted, model=model, nonce=nonce, progress=progress)
-            told, records = _run(_stoppable(measuring))
-        path = files.write(out, told, records, key)
-    except RelightError as problem:
-        show.error(problem.message)
-        raise typer.Exit(COULD_NOT_RUN) from problem
+    wanted = scenarios.changed(scenarios.load(scenario), cell)
+    with Bench(out, api_key_file) as bench:
+        told = bench.measure(url, wanted, model=model, nonce=nonce)
     print_result(told)
-    show.line(f"Written to {path}")
+    show.line(f"Written to {out / told.run_id}.json")
     assert told.validity is not None
     raise typer.Exit(EXITS[told.validity.status])
 
 
-def _run(coroutine: Coroutine[Any, Any, Told]) -> Told:
-    """On uvloop where there is one: a chunk of a stream costs it half as much."""
-    if sys.platform == "win32":
-        return asyncio.run(coroutine)
-    import uvloop
-
-    return uvloop.run(coroutine)
-
-
-async def _stoppable(measuring: "Run") -> "tuple[Result, list[Record]]":
-    """The first Ctrl-C ends the run with a partial result; the second ends the program."""
-    import signal
-
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        measuring.stop()
-        loop.remove_signal_handler(signal.SIGINT)
-
-    loop.add_signal_handler(signal.SIGINT, stop)
-    return await measuring.measure()
-
-
-def _key(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadSetting(f"api_key_file {path} cannot be read: {problem}") from problem
-
-
 @app.command()
+@judged
 def check(
     result: Annotated[Path, typer.Argument(help="A result's JSON file; its rows lie beside it.")],
 ) -> None:
@@ -119,12 +73,13 @@ def check(
     from relight.cli.bench_view import print_validity
 
     told, records, rows_hash = files.read(result)
-    validity: Validity = gate.audit(told, records, rows_hash)
+    validity = gate.audit(told, records, rows_hash)
     print_validity(validity)
     raise typer.Exit(EXITS[validity.status])
 
 
 @app.command()
+@judged
 def compare(
     first: Annotated[Path, typer.Argument(help="Result A.")],
     second: Annotated[Path, typer.Argument(help="Result B.")],
@@ -149,6 +104,7 @@ def compare(
 
 
 @app.command()
+@judged
 def selftest(
     only: Annotated[str, typer.Option(help="Only these cases: T1,T4.")] = "",
 ) -> None:

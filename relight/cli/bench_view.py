@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from rich.live import Live
 from rich.text import Text
 
+from relight.bench.arms import Blocks
 from relight.bench.figures import middle
+from relight.bench.ladder import Ladder
 from relight.bench.result import Result, Validity
 from relight.bench.run import Progress
 from relight.bench.stats import Summary
@@ -14,13 +16,13 @@ from relight.cli import show
 
 
 @contextmanager
-def live() -> Iterator[Callable[[Progress], None]]:
+def live() -> Iterator[Callable[[Progress, str], None]]:
     """A line that is redrawn; on something that is no terminal, nothing."""
     console = show.console(stderr=True)
     with Live(console=console, transient=True, refresh_per_second=4) as view:
 
-        def update(progress: Progress) -> None:
-            view.update(Text(_line(progress)), refresh=False)
+        def update(progress: Progress, label: str) -> None:
+            view.update(Text(label + _line(progress)), refresh=False)
 
         yield update
 
@@ -131,3 +133,48 @@ def _pairs(a: Result, b: Result) -> Iterator[tuple[str, float | None, float | No
         yield f"{name}, mean s", middle(getattr(a.client, name)), middle(getattr(b.client, name))
     for name in ("out_tok_s", "out_tok_s_steady", "in_tok_s", "per_user", "implied_running"):
         yield name, getattr(a.throughput, name), getattr(b.throughput, name)
+
+
+def print_blocks(blocks: Blocks) -> None:
+    columns = ("metric", "verdict", "B over A", "95 %", "p", "blocks", "needed", "noise floor")
+    rows = [
+        (
+            metric,
+            told.word,
+            f"{told.ratio:.4f}",
+            f"{told.low:.4f} to {told.high:.4f}",
+            f"{blocks.adjusted_p[metric]:.3f}",
+            str(told.blocks),
+            str(told.blocks_needed or "–"),
+            f"{blocks.floor.get(metric, 0.0):.2%}",
+        )
+        for metric, told in blocks.verdicts.items()
+    ]
+    title = "B against A" if blocks.kind == "ab" else "A against itself"
+    show.table(title, columns, rows, numbers=columns[2:])
+    for fault in blocks.faults:
+        show.line(f"  {fault}")
+
+
+def print_ladder(ladder: Ladder) -> None:
+    columns = ("asked", "tokens", "TTFT s", "prefill tok/s", "TPOT s", "needles", "went")
+    rows = [
+        (
+            f"{rung.asked:,}",
+            _number(rung.actual, 0),
+            _number(rung.ttft, 3),
+            _number(rung.prefill_tok_s, 1),
+            _number(rung.tpot),
+            "–" if rung.needles is None else f"{rung.needles[0]} of {rung.needles[1]}",
+            "yes" if rung.ok else "no",
+        )
+        for rung in ladder.rungs
+    ]
+    show.table("Ladder", columns, rows, numbers=columns[:-1])
+    for rung in ladder.rungs:
+        for reason in rung.reasons:
+            show.line(f"  {rung.asked:,}: {reason}")
+    if ladder.cliff:
+        show.line(f"The limit is between {ladder.cliff[0]:,} and {ladder.cliff[1]:,} tokens.")
+    for length in ladder.implausible:
+        show.line(f"{length:,} tokens cost more than longer prompts do: measure it again.")

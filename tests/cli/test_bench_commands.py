@@ -64,3 +64,36 @@ def test_one_case_of_the_selftest_runs_alone() -> None:
     code, text = relight("selftest", "--only", "T32")
     assert code == 0
     assert text.startswith("ok     T32")
+
+
+def test_blocks_and_a_ladder_write_what_they_decide(url: str, tmp_path: Path) -> None:
+    where = ("--out", str(tmp_path))
+    cell = CELL.replace("requests=4", "requests=2").replace("users=2", "users=1")
+    code, text = relight("aa", "chat", "--url", url, "--blocks", "2", "--cell", cell, *where)
+    floor = next(tmp_path.glob("aa-*.json"))
+    told = json.loads(floor.read_text())
+    assert code == (2 if told["faults"] else 0), text
+    assert told["floor"]["tpot"] > 0
+    urls = ("--url-a", url, "--url-b", url, "--blocks", "2", "--cell", cell)
+    code, text = relight("ab", "chat", *urls, "--floor", str(floor), *where)
+    # Two blocks decide nothing.
+    assert code in (2, 3), text
+    lengths = ("--from", "200", "--to", "400", "--repeat", "1", "--output", "8")
+    code, text = relight("ladder", "--url", url, *lengths, *where)
+    assert "400" in text
+    assert len(list(tmp_path.glob("ladder-*.json"))) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("ab", "chat", "--url-a", "http://h", "--url-b", "http://h", "--metric", "x"), "metric"),
+        (("ladder", "--url", "http://h", "--from", "2K", "--to", "1K"), "wanted a longer"),
+        (("ladder", "--url", "http://h", "--from", "0"), "length is '0'"),
+        (("check", "no-such-file.json"), "cannot be read"),
+        (("selftest", "--only", "T99"), "cases are"),
+    ],
+)
+def test_a_wrong_flag_is_code_4_and_one_line(arguments: tuple[str, ...], told: str) -> None:
+    code, text = relight(*arguments)
+    assert (code, told in text, text.count("\n")) == (4, True, 1), text

@@ -1,10 +1,17 @@
 """Cases about load, statistics and the measuring itself."""
 
+import asyncio
 import statistics
 import time
+from collections.abc import Callable
 
 from relight.bench import definitions
+from relight.bench.arms import Arm, run_blocks
 from relight.bench.figures import middle
+from relight.bench.http import target
+from relight.bench.ladder import climb, rung_scenario
+from relight.bench.result import Result
+from relight.bench.run import Run
 from relight.bench.scenario import Class
 from relight.bench.selftest.harness import (
     Case,
@@ -15,25 +22,73 @@ from relight.bench.selftest.harness import (
     replying,
     scenario,
 )
-from relight.bench.selftest.script import Asked, Reply, Script
+from relight.bench.selftest.script import Asked, Reply, Script, num_tokens
+from relight.bench.selftest.server import ScriptedServer
 from relight.bench.verdict import decide
 
 
-async def cliff() -> str:
+async def two_classes() -> str:
     """Fast at one length, never done at the next: the class is named, and the other kept."""
     short = Class(name="fits", users=2, requests=4, input_tokens=150, output_tokens=8)
     long = Class(name="cliff", users=1, requests=1, input_tokens=600, output_tokens=8)
-
-    def reply(asked: Asked) -> Reply:
-        stuck = asked.measured and len(asked.prompt) > 1500
-        return Reply(ending="stall", cut=0) if stuck else Reply()
-
     wanted = scenario(classes=[short, long], limits={"silence_s": 0.5, "closure_low": 0})
-    out = await measure(Script(reply=reply), wanted)
+    out = await measure(Script(reply=_stuck_above(400)), wanted)
     out.must_be_rejected_by("T4")
     fits, stuck = out.result.workload.classes
     demand((fits.ok, stuck.ok) == (4, 0), f"{fits.ok} short and {stuck.ok} long were answered")
     return "four short requests ended, the long one stalled"
+
+
+def _stuck_above(tokens: int) -> Callable[[Asked], Reply]:
+    def reply(asked: Asked) -> Reply:
+        stuck = asked.measured and num_tokens(asked.prompt) > tokens
+        return Reply(ending="stall", cut=0) if stuck else Reply()
+
+    return reply
+
+
+async def cliff() -> str:
+    """A ladder stops at the length that never ends, and halves its way to the limit."""
+    base = scenario(limits={"silence_s": 0.4, "closure_low": 0})
+    async with ScriptedServer(Script(reply=_stuck_above(700))) as server:
+
+        def at(length: int) -> Result:
+            wanted = rung_scenario(base, length, repeat=1, output=8, needle=False)
+            return asyncio.run(Run(target(server.url), wanted).measure())[0]
+
+        # A rung's own loop, as the command has; the server stays on this one.
+        found = await asyncio.to_thread(climb, [200, 400, 800, 1600], at, bisect=True)
+    demand(found.cliff is not None, "no limit was found")
+    assert found.cliff is not None
+    low, high = found.cliff
+    demand(low <= 700 <= high and high - low <= 50, f"the limit is told as {found.cliff}")
+    demand(found.rungs[-1].asked == 800, "a rung above the failure was tried")
+    return f"scripted to stall above 700 tokens; found between {low} and {high}"
+
+
+async def two_arms() -> str:
+    """Servers of which one is a third faster, interleaved; then one against itself."""
+    wanted = scenario(requests=4, users=2)
+    gaps = {"A": 0.012, "B": 0.008}
+    async with (
+        ScriptedServer(replying(gap_s=gaps["A"])) as a,
+        ScriptedServer(replying(gap_s=gaps["B"])) as b,
+    ):
+        seen: list[str] = []
+
+        def run(arm: Arm, number: int) -> Result:
+            seen.append(arm)
+            url = a.url if arm == "A" else b.url
+            return asyncio.run(Run(target(url), wanted).measure())[0]
+
+        told = await asyncio.to_thread(
+            run_blocks, run, 4, kind="ab", delta=0.02, floor={"tpot": 0.05}
+        )
+    demand("".join(seen) == "ABBAABBA", f"arms ran in the order {seen}")
+    demand(not told.faults, f"{told.faults}")
+    found = told.verdicts["tpot"]
+    demand(found.word == "faster", f"a third faster is {found.word}, ratio {found.ratio:.3f}")
+    return near("ratio of TPOT", found.ratio, gaps["B"] / gaps["A"], 0.1)
 
 
 async def depth() -> str:
@@ -150,6 +205,8 @@ async def one_run() -> str:
 
 
 CASES = (
+    Case("T5", "two arms share a session, in blocks", "recovered", two_arms),
+    Case("T10b", "one class of two never ends", "rejected", two_classes),
     Case("T10", "a cliff: one length is fast, the next never ends", "rejected", cliff),
     Case("T11", "an acceptance rate is no objective", "recovered", depth),
     Case("T12", "acceptance on random words", "recovered", synthetic),

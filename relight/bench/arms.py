@@ -1,0 +1,133 @@
+"""Runs two arms block by block, and decides whether they differ. Knows no terminal."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from relight.base.errors import BadSetting
+from relight.bench import stats
+from relight.bench.compare import changed_text
+from relight.bench.figures import middle
+from relight.bench.result import Result
+from relight.bench.verdict import Verdict, abba, decide, noise_floor
+
+SCHEMA = "relight.bench.blocks/1"
+Metric = Literal["tpot", "ttft", "e2e", "out_tok_s"]
+METRICS: dict[Metric, bool] = {"tpot": True, "ttft": True, "e2e": True, "out_tok_s": False}
+"""Whether lower is better."""
+Arm = Literal["A", "B"]
+Measure = Callable[[Arm, int], Result]
+"""One run of an arm in the block of that number."""
+
+
+class Blocks(msgspec.Struct, frozen=True, kw_only=True):
+    """What an A/B or A/A run found. `pairs` are (A, B) of each block; `adjusted_p` is by Holm over
+    all metrics. `faults` make it invalid: a run that is not valid, answers that changed."""
+
+    schema: str
+    kind: Literal["ab", "aa"]
+    order: list[tuple[str, str]]
+    runs: list[tuple[str, str]]
+    pairs: dict[Metric, list[tuple[float, float]]]
+    verdicts: dict[Metric, Verdict]
+    adjusted_p: dict[Metric, float]
+    floor: dict[Metric, float]
+    delta: float
+    faults: list[str]
+
+
+def run_blocks(
+    measure: Measure,
+    blocks: int,
+    *,
+    kind: Literal["ab", "aa"],
+    delta: float,
+    floor: Mapping[Metric, float],
+) -> Blocks:
+    """Two or more blocks in the order AB, BA …; each arm runs once in each."""
+    done: list[tuple[Result, Result]] = []
+    order = abba(blocks)
+    for number, block in enumerate(order):
+        told: dict[str, Result] = {}
+        for arm in block:
+            told[arm] = measure("A" if arm == "A" else "B", number)
+        done.append((told["A"], told["B"]))
+    return judge(done, order, kind=kind, delta=delta, floor=floor)
+
+
+def judge(
+    done: Sequence[tuple[Result, Result]],
+    order: list[tuple[str, str]],
+    *,
+    kind: Literal["ab", "aa"],
+    delta: float,
+    floor: Mapping[Metric, float],
+) -> Blocks:
+    pairs: dict[Metric, list[tuple[float, float]]] = {}
+    for metric in METRICS:
+        values = [(value(a, metric), value(b, metric)) for a, b in done]
+        known = [(a, b) for a, b in values if a is not None and b is not None]
+        if len(known) == len(done) > 1:
+            pairs[metric] = known
+    verdicts = {
+        metric: decide(
+            told,
+            lower_is_better=METRICS[metric],
+            delta=delta,
+            floor=floor.get(metric, 0.0),
+        )
+        for metric, told in pairs.items()
+    }
+    adjusted = stats.holm([verdict.p for verdict in verdicts.values()])
+    return Blocks(
+        schema=SCHEMA,
+        kind=kind,
+        order=order,
+        runs=[(a.run_id, b.run_id) for a, b in done],
+        pairs=pairs,
+        verdicts=verdicts,
+        adjusted_p=dict(zip(verdicts, adjusted, strict=True)),
+        floor={metric: noise_floor(told) for metric, told in pairs.items()}
+        if kind == "aa"
+        else dict(floor),
+        delta=delta,
+        faults=[fault for a, b in done for fault in _faults(a, b)],
+    )
+
+
+def _faults(a: Result, b: Result) -> list[str]:
+    found = [
+        f"{result.run_id} is {result.validity.status if result.validity else 'not judged'}"
+        for result in (a, b)
+        if result.validity is None or result.validity.status != "valid"
+    ]
+    return found + changed_text(a, b)
+
+
+def value(result: Result, metric: Metric) -> float | None:
+    """The run's one value of a metric; None of what was not measured or has no logarithm."""
+    if metric == "out_tok_s":
+        found: float | None = result.throughput.out_tok_s
+    else:
+        found = middle(getattr(result.client, metric))
+    return found if found is not None and found > 0 and math.isfinite(found) else None
+
+
+def write(folder: Path, blocks: Blocks, session: str) -> Path:
+    path = folder / f"{blocks.kind}-{session}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(blocks), indent=1) + b"\n")
+    return path
+
+
+def read(path: Path) -> Blocks:
+    """Raises BadSetting for what is no such file."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Blocks)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as problem:
+        raise BadSetting(f"{path} is no result of blocks: {problem}") from problem
+    if found.schema != SCHEMA:
+        raise BadSetting(f"{path} has schema {found.schema!r}; this version reads {SCHEMA!r}")
+    return found

@@ -1,0 +1,82 @@
+"""Runs measurements one after another with a line of progress, and writes each result. Knows no
+command."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from relight.base.errors import BadSetting
+from relight.bench import result as files
+from relight.bench.http import target
+from relight.bench.record import Record
+from relight.bench.result import Result
+from relight.bench.run import Run
+from relight.bench.scenario import Scenario
+from relight.cli.bench_view import live
+
+Told = tuple[Result, list[Record]]
+
+
+class Bench:
+    """`with Bench(...) as bench:` and then `measure` as often as wanted."""
+
+    def __init__(self, out: Path, api_key_file: Path | None = None) -> None:
+        self._out = out
+        self._key = _key(api_key_file)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Bench":
+        self._show = self._stack.enter_context(live())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(
+        self, url: str, scenario: Scenario, *, model: str = "", nonce: str = "", label: str = ""
+    ) -> Result:
+        """Raises Unavailable for a server that cannot be measured. A first Ctrl-C ends the run
+        with a partial result; a second one ends the program."""
+        run = Run(
+            target(url, self._key),
+            scenario,
+            model=model,
+            nonce=nonce,
+            progress=lambda progress: self._show(progress, label),
+        )
+        told, records = _run(_stoppable(run))
+        files.write(self._out, told, records, self._key)
+        return told
+
+
+def _run(coroutine: Coroutine[Any, Any, Told]) -> Told:
+    """On uvloop where there is one: a chunk of a stream costs it half as much."""
+    if sys.platform == "win32":
+        return asyncio.run(coroutine)
+    import uvloop
+
+    return uvloop.run(coroutine)
+
+
+async def _stoppable(run: Run) -> Told:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        run.stop()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    return await run.measure()
+
+
+def _key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadSetting(f"api_key_file {path} cannot be read: {problem}") from problem
