@@ -167,6 +167,19 @@ def test_the_host_plans_while_a_step_runs(make_engine):
     assert set(engine.finishes.values()) == {"length"}
 
 
+@overlapping
+def test_growth_takes_no_second_victim_while_pages_are_on_their_way(make_engine, executor):
+    engine = make_engine(
+        executor=executor(), num_pages=15, admit_output=1, num_slots=5, prefix_cache=False
+    )
+    ids = [engine.add(prompt_of(4, seed), max_tokens=24) for seed in range(5)]
+    run_until(engine, lambda: engine.scheduler.num_preemptions)
+    assert engine.scheduler.num_preemptions == 1
+    assert engine.sequences[ids[-1]].num_preemptions == 1
+    engine.run()
+    engine.check_texts()
+
+
 def test_the_real_model_answers_alike(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     rng = random.Random(3)
