@@ -9,6 +9,7 @@ from pathlib import Path
 
 from relight.base.config import ModelConfig, ParsedConfig, read_config
 from relight.base.errors import BadCheckpoint
+from relight.base.files import read_regular
 from relight.base.headers import FETCH, StoredTensor, fault, parse_json, read_header
 from relight.base.tensors import TensorSpec, backbone_tensors
 
@@ -103,7 +104,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_index(file: Path) -> dict[str, str]:
-    data = parse_json(file, file.read_bytes())
+    try:
+        data = parse_json(file, read_regular(file))
+    except OSError as error:
+        raise fault(file, f"cannot be read ({error.strerror})", "a readable file", FETCH) from error
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise fault(file, "has no weight_map", "an object of tensor name to shard name", FETCH)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from relight.base.errors import BadConfig
 from relight.base.fields import Fields, load_json
+from relight.base.files import read_regular
 
 AttentionKind = Literal["sliding", "csa", "hca"]
 RoutingKind = Literal["hash", "bias"]
@@ -137,7 +138,7 @@ def read_config(path: Path) -> ParsedConfig:
     """Reads a config.json, or the one in a folder. Raises BadConfig."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = load_json(file.read_bytes())
+        data = load_json(read_regular(file))
     except FileNotFoundError:
         raise BadConfig(
             f"{file}: not found; wanted the config.json of a DeepSeek-V4 checkpoint; "

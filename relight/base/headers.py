@@ -10,6 +10,7 @@ from pathlib import Path
 
 from relight.base.errors import BadCheckpoint
 from relight.base.fields import load_json
+from relight.base.files import open_regular
 from relight.base.tensors import DTYPE_BYTES
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
@@ -33,7 +34,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one .safetensors file, after checking that they fill it without overlap."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                 raise fault(

@@ -122,7 +122,7 @@ def choose_device(name: str) -> torch.device:
         return found or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).tolist()  # the meta device makes tensors and has no values
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise BadSetting(

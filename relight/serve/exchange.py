@@ -22,6 +22,8 @@ Header = tuple[bytes, bytes]
 
 JSON = (b"content-type", b"application/json")
 RETRY_AFTER_S = 1
+MAX_MESSAGE = 2000
+"""Characters of an error's message that are sent."""
 
 
 class ClientGone(Exception):
@@ -116,7 +118,10 @@ class Exchange:
         """Answers with the error, or, in a stream, sends it as the last event."""
         if self._ended:
             return
-        detail = ErrorDetail(error.message, error.kind, error.param, error.code)
+        message = error.message  # may quote the client, who knows what it sent
+        if len(message) > MAX_MESSAGE:
+            message = message[:MAX_MESSAGE] + "…"
+        detail = ErrorDetail(message, error.kind, error.param, error.code)
         data = msgspec.json.encode(ErrorBody(detail))
         if self._streaming:
             await self._write(sse.event(data), more=False)

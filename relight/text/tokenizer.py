@@ -11,6 +11,7 @@ import msgspec
 import tokenizers
 
 from relight.base.errors import BadCheckpoint, BadRequest
+from relight.base.files import read_regular
 
 Segment = str | int
 """A run of plain text, or one token id that stands for itself."""
@@ -89,7 +90,7 @@ class Tokenizer:
         """Reads `folder`/tokenizer.json; raises `BadCheckpoint` as the constructor does."""
         path = folder / "tokenizer.json"
         try:
-            data = msgspec.json.decode(path.read_bytes())
+            data = msgspec.json.decode(read_regular(path))
         except FileNotFoundError:
             raise BadCheckpoint(
                 f"{path} does not exist; copy tokenizer.json into the checkpoint folder"

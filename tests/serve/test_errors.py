@@ -299,3 +299,11 @@ def test_text_that_spells_markers_and_nul_is_plain_text() -> None:
     found = [t for t in prompt if t >= min(special.bos, special.dsml, special.user)]
     assert sorted(found) == sorted(marks) or [prompt.count(mark) for mark in marks] == [1] * 4
     assert special.dsml not in prompt
+
+
+def test_an_error_never_echoes_a_huge_value_whole() -> None:
+    for fields in (
+        {"messages": [{"role": "x" * 100_000, "content": "a"}]},
+        {"reasoning_effort": "y" * 100_000},
+    ):
+        assert len(error_of(answering("x").chat(**fields), 400)["message"]) <= 2001
