@@ -26,6 +26,7 @@ class Prompt(msgspec.Struct, frozen=True):
     text: str
     max_tokens: int
     fixed: bool = True
+    ignore_eos: bool = True
     needle: str | None = None
 
 
@@ -40,6 +41,7 @@ class Client:
         extra: dict[str, Any],
         silence_s: float,
         total_s: float,
+        needs_done: bool = True,
     ) -> None:
         self.to = to
         self.model = model
@@ -47,6 +49,7 @@ class Client:
         self._extra = extra
         self._silence_s = silence_s
         self._total_s = total_s
+        self._needs_done = needs_done
         self._open: set[Connection] = set()
         self._stopped = asyncio.Event()
 
@@ -55,7 +58,14 @@ class Client:
 
     def within(self, seconds: float) -> "Client":
         """A client of the same server that waits this long at most."""
-        return Client(self.to, self.model, extra=self._extra, silence_s=seconds, total_s=seconds)
+        return Client(
+            self.to,
+            self.model,
+            extra=self._extra,
+            silence_s=seconds,
+            total_s=seconds,
+            needs_done=self._needs_done,
+        )
 
     def cancel(self) -> None:
         """Ends every open request as cancelled; no other is begun."""
@@ -71,7 +81,7 @@ class Client:
             "stream_options": {"include_usage": True},
             "max_tokens": prompt.max_tokens,
         }
-        if prompt.fixed:
+        if prompt.fixed and prompt.ignore_eos:
             fields |= {"min_tokens": prompt.max_tokens, "ignore_eos": True}
         return msgspec.json.encode(fields | self._extra)
 
@@ -105,7 +115,7 @@ class Client:
     async def _exchange(
         self, connection: Connection, prompt: Prompt, body: bytes, sched: float
     ) -> Record:
-        stream = Stream(prompt.max_tokens if prompt.fixed else None)
+        stream = Stream(prompt.max_tokens if prompt.fixed else None, needs_done=self._needs_done)
         self._open.add(connection)
         sent = connection.send(http.head(self.to, "POST", PATH, len(body)), body, stream)
         try:

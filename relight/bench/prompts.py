@@ -56,6 +56,7 @@ class Writer:
             text=f"{mark}\n{text[:depth]}{line}{text[depth:]}{task}",
             max_tokens=max_tokens or one.output_tokens,
             fixed=one.fixed if fixed is None else fixed,
+            ignore_eos=one.ignore_eos,
             needle=needle,
         )
 

@@ -56,7 +56,12 @@ class Run:
         self._wanted = model
         self._nonce = nonce or secrets.token_hex(8)
         self._client = Client(
-            to, model, extra=scenario.body, silence_s=limits.silence_s, total_s=limits.total_s
+            to,
+            model,
+            extra=scenario.body,
+            silence_s=limits.silence_s,
+            total_s=limits.total_s,
+            needs_done=limits.done,
         )
         self._show = progress
         self._progress = Progress(total=sum(one.requests for one in scenario.classes))

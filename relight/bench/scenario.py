@@ -17,7 +17,9 @@ CacheMode = Literal["cold", "warm"]
 class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Requests of one shape. Closed when it has `users`: each sends its next request when its last
     one ended. Open when it has a `rate`: requests are due at times fixed in advance, whatever the
-    server does. `burstiness` 1 is Poisson, more is more even, less is more clustered."""
+    server does. `burstiness` 1 is Poisson, more is more even, less is more clustered. `ignore_eos`
+    false is for a server that refuses that field: a `fixed` length is then hoped for, and an
+    answer without it still refused."""
 
     name: str
     requests: int
@@ -29,13 +31,15 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start_s: float = 0.0
     think_s: float = 0.0
     fixed: bool = True
+    ignore_eos: bool = True
     needle: bool = False
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a valid result keeps. A share is of 1."""
+    """What a valid result keeps. A share is of 1. `done` false is for a server whose dialect has no
+    `[DONE]`: the body must then end whole by HTTP's own framing."""
 
     failed: float = 0.0
     hits_cold: float = 0.01
@@ -55,6 +59,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     total_s: float = 3600.0
     canary_s: float = 60.0
     tuned_context: bool = False
+    done: bool = True
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,6 +116,8 @@ def check(scenario: Scenario) -> Scenario:
     names = [one.name for one in scenario.classes]
     if not names or len(set(names)) < len(names):
         _refuse(scenario, f"classes are {names}; wanted one or more, each with its own name")
+    if "limits" in names:
+        _refuse(scenario, "a class is named limits; that name is taken")
     for one in scenario.classes:
         for problem in _problems(one):
             _refuse(scenario, f"class {one.name}: {problem}")
@@ -141,19 +148,21 @@ def _refuse(scenario: Scenario, why: str) -> None:
 
 
 def changed(scenario: Scenario, cell: str) -> Scenario:
-    """`users=4,long.input_tokens=4096`: fields of all classes, or of the named one.
-
-    Raises BadSetting for what is no such field.
-    """
+    """`users=4,long.input_tokens=4096,limits.done=false`: fields of all classes, of the named one,
+    or of the limits. Raises BadSetting for what is no such field."""
+    limits = msgspec.to_builtins(scenario.limits)
     classes = [msgspec.to_builtins(one) for one in scenario.classes]
     for part in filter(None, cell.split(",")):
         path, _, value = part.partition("=")
         owner, _, field = path.strip().rpartition(".")
+        if owner == "limits" and field in limits:
+            limits[field] = value
+            continue
         chosen = [one for one in classes if owner in ("", one["name"])]
         if field not in Class.__struct_fields__ or not chosen:
             raise BadSetting(
                 f"cell names {path!r}; wanted [class.]field with a field of: "
-                f"{', '.join(Class.__struct_fields__)}",
+                f"{', '.join(Class.__struct_fields__)}; or limits.name",
                 param="cell",
             )
         for one in chosen:
@@ -162,6 +171,7 @@ def changed(scenario: Scenario, cell: str) -> Scenario:
             one |= {"users": {"rate": 0.0}, "rate": {"users": 0}}.get(field, {})
     try:
         made = msgspec.convert(classes, list[Class], strict=False)
+        kept = msgspec.convert(limits, Limits, strict=False)
     except msgspec.ValidationError as problem:
         raise BadSetting(f"cell {cell!r}: {problem}", param="cell") from problem
-    return check(msgspec.structs.replace(scenario, classes=made))
+    return check(msgspec.structs.replace(scenario, classes=made, limits=kept))

@@ -66,8 +66,9 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class Stream:
     """Fed by a connection: `headers`, `body` as often as there are bytes, `end` once."""
 
-    def __init__(self, wanted: int | None = None) -> None:
+    def __init__(self, wanted: int | None = None, *, needs_done: bool = True) -> None:
         self.wanted = wanted
+        self.needs_done = needs_done
         self.status = 0
         self.t_headers: float | None = None
         self.t_first_answer: float | None = None
@@ -175,7 +176,7 @@ class Stream:
             self.fail("refused" if refused else "http", f"status {self.status}: {text}")
         elif not self._is_stream:
             self.fail("protocol", "answered 200 with something that is no event stream")
-        elif not self.done:
+        elif self.needs_done and not self.done:
             self.fail("truncated", "the body ended without [DONE]")
         elif self.finish is None:
             self.fail("no_finish", "[DONE] came without a finish reason")

@@ -60,14 +60,18 @@ def test_the_body_cannot_take_over_what_is_measured() -> None:
 
 
 def test_a_cell_changes_all_classes_or_the_named_one() -> None:
-    made = changed(load("mixed"), "output_tokens=16,long.input_tokens=4096,short.rate=2.5")
+    cell = "output_tokens=16,long.input_tokens=4096,short.rate=2.5,limits.done=false"
+    made = changed(load("mixed"), cell)
+    assert not made.limits.done
     by_name = {one.name: one for one in made.classes}
     assert {one.output_tokens for one in made.classes} == {16}
     assert by_name["long"].input_tokens == 4096
     assert (by_name["short"].users, by_name["short"].rate) == (0, 2.5)
 
 
-@pytest.mark.parametrize("cell", ["colour=red", "tall.users=2", "users=x", "users"])
+@pytest.mark.parametrize(
+    "cell", ["colour=red", "tall.users=2", "limits.users=2", "users=x", "users"]
+)
 def test_a_cell_that_says_nothing_is_refused(cell: str) -> None:
     with pytest.raises(BadSetting, match="cell"):
         changed(load("mixed"), cell)

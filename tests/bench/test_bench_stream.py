@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relight.bench.record import Failure
 from relight.bench.sse import EventSplitter
 from relight.bench.stream import Stream, is_looping
 
@@ -153,3 +154,15 @@ def test_a_text_that_repeats_itself_is_found_and_another_is_not() -> None:
     assert is_looping("start " + "again and " * 60)
     assert not is_looping(" ".join(str(n) for n in range(300)))
     assert not is_looping("short short")
+
+
+def test_a_dialect_without_done_must_end_whole_by_its_framing() -> None:
+    def ended(problem: Failure | None) -> Failure | None:
+        stream = Stream(3, needs_done=False)
+        stream.headers(200, "text/event-stream", 0.0)
+        stream.body(b"".join(WHOLE[:-1]), 1.0)
+        stream.end(2.0, problem, "the connection was lost")
+        return stream.failure
+
+    assert ended(None) is None
+    assert ended("truncated") == "truncated"
