@@ -82,12 +82,16 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one answer, in tokens."""
+    """Token counts of one answer or of all answers of a call, in tokens; for a call, too, how long
+    it waited, was read and was made."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

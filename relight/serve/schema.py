@@ -183,8 +183,16 @@ class ReasoningTokens(msgspec.Struct):
     reasoning_tokens: int
 
 
+class Timing(msgspec.Struct):
+    """Milliseconds in the queue, from the slot to the first token, and from there to the end."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
 class UsageBody(msgspec.Struct):
-    """Counts in tokens. The last two are DeepSeek's names for the cached part and the rest."""
+    """Counts in tokens. `prompt_cache_*` are DeepSeek's names for the cached part and the rest."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -193,6 +201,7 @@ class UsageBody(msgspec.Struct):
     completion_tokens_details: ReasoningTokens
     prompt_cache_hit_tokens: int
     prompt_cache_miss_tokens: int
+    timing: Timing | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, omit_defaults=True):

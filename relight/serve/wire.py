@@ -23,6 +23,7 @@ from relight.serve.schema import (
     TextChoice,
     TextCompletion,
     TextLogprobs,
+    Timing,
     TokenLogprob,
     ToolCallBody,
     ToolCallDelta,
@@ -86,17 +87,30 @@ def usage_body(usage: Usage) -> UsageBody:
         completion_tokens_details=ReasoningTokens(usage.reasoning_tokens),
         prompt_cache_hit_tokens=usage.cached_tokens,
         prompt_cache_miss_tokens=usage.prompt_tokens - usage.cached_tokens,
+        timing=_timing(usage),
     )
 
 
+def _timing(usage: Usage) -> Timing | UnsetType:
+    """Left out where no engine has told it."""
+    if not usage.prefill_s:
+        return UNSET
+    times = (usage.queue_s, usage.prefill_s, usage.decode_s)
+    return Timing(*(round(1000 * seconds, 3) for seconds in times))
+
+
 def total_usage(usages: Sequence[tuple[Job, Usage]]) -> Usage:
-    """Of all answers of one call; a prompt counts once, whatever the number of its answers."""
+    """Of all answers of one call; a prompt counts once, whatever the number of its answers, and of
+    times the longest."""
     prompts = [usage for job, usage in usages if not job.is_later_choice]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
         completion_tokens=sum(usage.completion_tokens for _, usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in prompts),
         reasoning_tokens=sum(usage.reasoning_tokens for _, usage in usages),
+        queue_s=max(job.times.queue_s for job, _ in usages),
+        prefill_s=max(job.times.prefill_s for job, _ in usages),
+        decode_s=max(job.times.decode_s for job, _ in usages),
     )
 
 

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, cast
 
@@ -40,6 +40,15 @@ INLINE_CHARACTERS = 2048
 TOOL_CHARACTERS = 500  # of a common schema; counting them would cost what is to be saved
 
 
+@dataclass(slots=True)
+class Times:
+    """How long a request waited for its slot, was read, and was made; set when it has ended."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that may be run. `start` is where the output begins, raw: it is not parsed;
@@ -51,6 +60,7 @@ class Job:
     arrived: float
     tools: tuple[Tool, ...] = ()
     continued: bool = False
+    times: Times = field(default_factory=Times, compare=False)
 
     @property
     def is_later_choice(self) -> bool:
@@ -144,7 +154,7 @@ class Session:
     def _choice(self, job: Job, number: int) -> Job:
         sampling = msgspec.structs.replace(job.request.sampling, choice=number)
         request = msgspec.structs.replace(job.request, id=self.new_id(), sampling=sampling)
-        return replace(job, request=request)
+        return replace(job, request=request, times=Times())
 
     async def run(
         self, job: Job, started: asyncio.Event | None = None
@@ -154,12 +164,15 @@ class Session:
         if the engine gave the request up."""
         pipeline = self._pipeline(job)
         produced = 0
+        first_s: float | None = None
         ending: FinishReason | None = None
         last = TokenDelta(id=job.request.id)
         try:
             async with aclosing(self._deltas(job)) as deltas:
                 async for delta in deltas:
                     last = delta
+                    if first_s is None:
+                        first_s = self._clock()
                     if started:
                         started.set()
                     produced += len(delta.tokens)
@@ -177,6 +190,9 @@ class Session:
             if pipeline.stopped_by is None:
                 for piece in pipeline.finish(stopped=last.finish == "stop"):
                     yield piece
+            times = job.times
+            times.queue_s, times.prefill_s = last.queue_s, last.prefill_s
+            times.decode_s = 0.0 if first_s is None else self._clock() - first_s
             finish = self._finish(job, pipeline, last, produced)
             ending = "length" if finish.reason == "length" else "stop"
             yield finish

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from relight.serve.queue import Queue, QueueLimits
@@ -124,3 +125,18 @@ def test_a_header_that_cannot_be_meant_is_refused_by_name(name: str, value: str)
     response = bare_rig(script("x")).post("/v1/completions", {"prompt": "a"}, headers={name: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == name
+
+
+def test_an_answer_says_how_long_it_waited_was_read_and_was_made() -> None:
+    rig_ = bare_rig(script("Hello"))
+    generate = rig_.client.generate
+
+    async def timed(request: Any) -> Any:
+        async for delta in generate(request):
+            yield msgspec.structs.replace(delta, queue_s=0.25, prefill_s=0.5)
+
+    rig_.client.generate = timed  # type: ignore[method-assign]
+    usage = rig_.post("/v1/completions", {"prompt": "a"}).json()["usage"]
+    assert usage["timing"].keys() == {"queue_ms", "prefill_ms", "decode_ms"}
+    assert (usage["timing"]["queue_ms"], usage["timing"]["prefill_ms"]) == (250.0, 500.0)
+    assert usage["timing"]["decode_ms"] >= 0
