@@ -31,8 +31,12 @@ class Target(msgspec.Struct, frozen=True):
     key: str = ""
 
     @property
+    def authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def shown(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.path}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
 
 def target(url: str, key: str = "") -> Target:
@@ -168,7 +172,7 @@ async def connect(to: Target) -> Connection:
 def head(to: Target, method: str, path: str, length: int) -> bytes:
     lines = [
         f"{method} {to.path}{path} HTTP/1.1",
-        f"host: {to.host}:{to.port}",
+        f"host: {to.authority}",
         "connection: close",
         "accept: */*",
     ]

@@ -34,7 +34,9 @@ def run(
     cell: Annotated[
         str, typer.Option(help="Change fields of classes: users=4,long.input_tokens=4096.")
     ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for the result's two files.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder for the result's two files.")] = Path(
+        "bench-results"
+    ),
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the server's key; never stored.")
     ] = None,
@@ -66,7 +68,7 @@ def check(
 ) -> None:
     """Judge a result again from its files: 0 valid, 2 invalid, 3 incomplete.
 
-    Example: `relight bench check bench/chat-20261129-174500-ab12.json`
+    Example: `relight bench check bench-results/chat-20261129-174500-ab12.json`
     """
     from relight.bench import gate
     from relight.bench import result as files
@@ -87,7 +89,7 @@ def compare(
 ) -> None:
     """Put two results side by side; refuses unlike ones. Two runs decide nothing: no verdict.
 
-    Example: `relight bench compare bench/before.json bench/after.json`
+    Example: `relight bench compare bench-results/before.json bench-results/after.json`
     """
     from relight.bench import result as files
     from relight.bench.compare import unlike

@@ -38,7 +38,7 @@ def ab(
     ] = None,
     cell: CELL = "",
     model: MODEL = "",
-    out: OUT = Path("bench"),
+    out: OUT = Path("bench-results"),
     api_key_file: KEY = None,
 ) -> None:
     """Decide whether server B is faster than A: blocks in the order AB, BA, and a verdict.
@@ -66,7 +66,7 @@ def aa(
     delta: DELTA = 0.02,
     cell: CELL = "",
     model: MODEL = "",
-    out: OUT = Path("bench"),
+    out: OUT = Path("bench-results"),
     api_key_file: KEY = None,
 ) -> None:
     """Measure a server against itself: the difference that this machine shows for nothing.
@@ -129,7 +129,7 @@ def ladder(
     output: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 32,
     silence: Annotated[float, typer.Option(help="Seconds without a token that are a stall.")] = 120,
     model: MODEL = "",
-    out: OUT = Path("bench"),
+    out: OUT = Path("bench-results"),
     api_key_file: KEY = None,
 ) -> None:
     """Measure one user at growing lengths, cold, and find where it ends: 0 if nowhere, else 2.

@@ -45,7 +45,7 @@ def print_result(result: Result) -> None:
         ("seconds", "n", "mean", "p50", "p90", "p95", "p99", "max"),
         [
             _row("TTFT", client.ttft),
-            _row("TTFT from when due", client.ttft_queue),
+            _row("TTFT since due", client.ttft_queue),
             _row("to the answer", client.ttfa),
             _row("TPOT", client.tpot),
             _row("between chunks", client.icl),
@@ -136,22 +136,22 @@ def _pairs(a: Result, b: Result) -> Iterator[tuple[str, float | None, float | No
 
 
 def print_blocks(blocks: Blocks) -> None:
-    columns = ("metric", "verdict", "B over A", "95 %", "p", "blocks", "needed", "noise floor")
+    columns = ("metric", "verdict", "ratio", "95 %", "p", "needed", "floor")
     rows = [
         (
             metric,
             told.word,
-            f"{told.ratio:.4f}",
-            f"{told.low:.4f} to {told.high:.4f}",
-            f"{blocks.adjusted_p[metric]:.3f}",
-            str(told.blocks),
+            f"{told.ratio:.3f}",
+            f"{told.low:.3f}–{told.high:.3f}",
+            f"{blocks.adjusted_p[metric]:.2f}",
             str(told.blocks_needed or "–"),
-            f"{blocks.floor.get(metric, 0.0):.2%}",
+            f"{blocks.floor.get(metric, 0.0):.1%}",
         )
         for metric, told in blocks.verdicts.items()
     ]
-    title = "B against A" if blocks.kind == "ab" else "A against itself"
-    show.table(title, columns, rows, numbers=columns[2:])
+    arms = "B over A" if blocks.kind == "ab" else "A over A"
+    show.table(f"{arms}, {len(blocks.runs)} blocks", columns, rows, numbers=columns[2:])
+    show.line("needed: blocks that would likely decide; floor: the difference of equal arms")
     for fault in blocks.faults:
         show.line(f"  {fault}")
 

@@ -121,6 +121,10 @@ def test_a_url_with_a_secret_or_no_server_is_refused(url: str) -> None:
     assert "pass" not in refused.value.message.replace("password", "")
 
 
+def test_an_address_of_six_is_written_in_brackets() -> None:
+    assert target("http://[::1]:8000/v1").shown == "http://[::1]:8000"
+
+
 def test_a_stopped_run_leaves_a_partial_result_that_says_so(tmp_path: Path) -> None:
     async def run() -> tuple[Result, list[Record]]:
         async with ScriptedServer(Script(reply=lambda _: Reply(gap_s=0.02))) as server:
