@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,19 @@ def test_a_url_with_a_secret_or_no_server_is_refused(url: str) -> None:
     with pytest.raises(BadSetting) as refused:
         target(url)
     assert "pass" not in refused.value.message.replace("password", "")
+
+
+def test_schema_v1_is_what_it_was(golden: Callable[[str, str], None]) -> None:
+    """A field that is renamed, dropped or retyped needs a new version of the schema."""
+    for name, kind in (("result", Result), ("row", Record)):
+        schema = json.dumps(without_words(msgspec.json.schema(kind)), indent=1)
+        golden(f"bench/{name}-v1.schema.json", schema + "\n")
+
+
+def without_words(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {k: without_words(v) for k, v in schema.items() if k != "description"}
+    return [without_words(v) for v in schema] if isinstance(schema, list) else schema
 
 
 def test_an_address_of_six_is_written_in_brackets() -> None:
