@@ -89,7 +89,7 @@ def answers(out: Path, device: str, folder: Path, limit_s: float) -> dict[str, o
 def layer(out: Path, device: str, folder: Path, limit_s: float) -> dict[str, object]:
     script = ROOT / "tools" / "bench_layer.py"
     command = [sys.executable, str(script), "--folder", str(folder), "--device", device]
-    command += ["--context", "8192", "--chunk", "2048"]
+    command += ["--context", "4096", "--chunk", "2048"]
     code, log = run(command, out / "layer.log", limit_s)
     print(log[-2000:])
     lines = [line for line in log.splitlines() if line.startswith("{")]
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--tests", default="", help="pytest paths; all without")
-    parser.add_argument("--parts", default="layer,answers,tests")
+    parser.add_argument("--parts", default="answers,tests,layer")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
