@@ -12,6 +12,7 @@ from relight.bench import stats
 from relight.bench.compare import changed_text
 from relight.bench.figures import middle
 from relight.bench.result import Result
+from relight.bench.scenario import Scenario
 from relight.bench.verdict import Verdict, abba, decide, noise_floor
 
 SCHEMA = "relight.bench.blocks/1"
@@ -25,7 +26,9 @@ Measure = Callable[[Arm, int], Result]
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     """What an A/B or A/A run found. `pairs` are (A, B) of each block; `adjusted_p` is by Holm over
-    all metrics. `faults` make it invalid: a run that is not valid, answers that changed."""
+    all metrics. `faults` make it invalid: a run that is not valid, answers that changed. `sentinel`
+    is the time per token of one small cell on A before the first block and after each; `tells`
+    are signs that a difference is the machine's."""
 
     schema: str
     kind: Literal["ab", "aa"]
@@ -37,6 +40,8 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     floor: dict[Metric, float]
     delta: float
     faults: list[str]
+    sentinel: list[float] = []
+    tells: dict[Metric, str] = {}
 
 
 def run_blocks(
@@ -46,16 +51,41 @@ def run_blocks(
     kind: Literal["ab", "aa"],
     delta: float,
     floor: Mapping[Metric, float],
+    sentinel: Callable[[], Result] | None = None,
 ) -> Blocks:
     """Two or more blocks in the order AB, BA …; each arm runs once in each."""
     done: list[tuple[Result, Result]] = []
     order = abba(blocks)
+    seen = [sentinel()] if sentinel else []
     for number, block in enumerate(order):
         told: dict[str, Result] = {}
         for arm in block:
             told[arm] = measure("A" if arm == "A" else "B", number)
         done.append((told["A"], told["B"]))
-    return judge(done, order, kind=kind, delta=delta, floor=floor)
+        seen += [sentinel()] if sentinel else []
+    found = judge(done, order, kind=kind, delta=delta, floor=floor)
+    watched = [v for v in (value(result, "tpot") for result in seen) if v is not None]
+    return msgspec.structs.replace(
+        found, sentinel=watched, tells=drift_tells(watched, found.verdicts)
+    )
+
+
+def sentinel_of(scenario: Scenario) -> Scenario:
+    """One user with four requests of the first class: small, and the same all the time."""
+    one = msgspec.structs.replace(
+        scenario.classes[0], name="sentinel", users=1, rate=0.0, requests=4, start_s=0.0
+    )
+    return msgspec.structs.replace(scenario, name="sentinel", classes=[one], warm_up=1)
+
+
+def drift_tells(sentinel: Sequence[float], verdicts: Mapping[Metric, Verdict]) -> dict[Metric, str]:
+    """For a difference that is less than twice what the sentinel itself went apart."""
+    apart = max(sentinel) / min(sentinel) - 1 if len(sentinel) > 1 else 0.0
+    return {
+        metric: f"the sentinel cell went {apart:.1%} apart, over half of the difference"
+        for metric, told in verdicts.items()
+        if told.word in ("faster", "slower") and apart > abs(told.ratio - 1) / 2
+    }
 
 
 def judge(

@@ -54,7 +54,7 @@ def ab(
     decided = told.verdicts.get(metric)
     if told.faults:
         raise typer.Exit(EXITS["invalid"])
-    if decided is None or decided.word == "noise":
+    if decided is None or decided.word == "noise" or metric in told.tells:
         raise typer.Exit(UNDECIDED)
 
 
@@ -111,7 +111,13 @@ def _blocks(
                 raise typer.Exit(UNDECIDED)
             return told
 
-        found = arms.run_blocks(measure, blocks, kind=kind, delta=delta, floor=known)
+        def sentinel() -> "Result":
+            small = arms.sentinel_of(wanted)
+            return bench.measure(urls["A"], small, model=model, label="sentinel: ")
+
+        found = arms.run_blocks(
+            measure, blocks, kind=kind, delta=delta, floor=known, sentinel=sentinel
+        )
     path = arms.write(out, found, session)
     print_blocks(found)
     show.line(f"Written to {path}")

@@ -152,6 +152,8 @@ def print_blocks(blocks: Blocks) -> None:
     arms = "B over A" if blocks.kind == "ab" else "A over A"
     show.table(f"{arms}, {len(blocks.runs)} blocks", columns, rows, numbers=columns[2:])
     show.line("needed: blocks that would likely decide; floor: the difference of equal arms")
+    for metric, tell in blocks.tells.items():
+        show.line(f"  {metric}: {tell}")
     for fault in blocks.faults:
         show.line(f"  {fault}")
 

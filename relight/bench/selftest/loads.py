@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from relight.bench import definitions
-from relight.bench.arms import Arm, run_blocks
+from relight.bench.arms import Arm, drift_tells, run_blocks, sentinel_of
 from relight.bench.figures import middle
 from relight.bench.http import target
 from relight.bench.ladder import climb, rung_scenario
@@ -145,6 +145,34 @@ async def kept_point() -> str:
     return "the points with a fixed cost are named"
 
 
+async def drifting_machine() -> str:
+    """A server that gets slower run by run: the sentinel tells it from a difference of arms."""
+    runs = 0
+
+    def reply(asked: Asked) -> Reply:
+        nonlocal runs
+        runs += asked.max_tokens == 4  # each run begins and ends with a canary
+        return Reply(gap_s=0.003 + 0.001 * (runs // 2))
+
+    wanted = scenario(requests=2, users=1)
+    async with ScriptedServer(Script(reply=reply)) as server:
+
+        def run(_arm: Arm, _number: int) -> Result:
+            return asyncio.run(Run(target(server.url), wanted).measure())[0]
+
+        def sentinel() -> Result:
+            return asyncio.run(Run(target(server.url), sentinel_of(wanted)).measure())[0]
+
+        told = await asyncio.to_thread(
+            run_blocks, run, 2, kind="ab", delta=0.02, floor={}, sentinel=sentinel
+        )
+    apart = max(told.sentinel) / min(told.sentinel) - 1
+    demand(len(told.sentinel) == 3 and apart > 0.5, f"the sentinel saw {told.sentinel}")
+    clear = decide([(100, 90), (101, 91), (99, 89), (100, 90)], lower_is_better=True)
+    demand("tpot" in drift_tells(told.sentinel, {"tpot": clear}), "the drift was not told")
+    return f"the sentinel went {apart:.0%} apart"
+
+
 async def omission() -> str:
     """The server holds everything up for half a second; requests stay due, and waiting counts."""
 
@@ -168,9 +196,9 @@ async def ramp() -> str:
     """A slow start dilutes the rate of the whole run and not the steady one."""
 
     def reply(asked: Asked) -> Reply:
-        return Reply(first_s=0.8 if asked.number < 4 else 0.001, gap_s=0.01)
+        return Reply(first_s=0.6 if asked.number < 4 else 0.001, gap_s=0.007)
 
-    out = await measure(Script(reply=reply), scenario(requests=24, output_tokens=16))
+    out = await measure(Script(reply=reply), scenario(requests=20, output_tokens=16))
     out.must_be_accepted()
     rate = out.result.throughput
     demand((rate.out_tok_s_steady or 0) > 1.3 * rate.out_tok_s, "the ramp is in the steady rate")
@@ -211,6 +239,7 @@ CASES = (
     Case("T11", "an acceptance rate is no objective", "recovered", depth),
     Case("T12", "acceptance on random words", "recovered", synthetic),
     Case("T30", "single runs and drift decide nothing", "recovered", one_run),
+    Case("T16b", "a machine that drifts between runs", "recovered", drifting_machine),
     Case("T31", "nominal and actual length", "rejected", wrong_length),
     Case("T32", "two weightings of acceptance", "recovered", weightings),
     Case("T33", "an implausible point", "rejected", kept_point),
