@@ -59,7 +59,7 @@ def tests(out: Path, device: str, workers: int, limit_s: float, which: str) -> d
     begun = time.monotonic()
     code, log = run(command, out / "tests.log", limit_s, OMP_NUM_THREADS="1")
     found = (OUTCOME.search(line) for line in log.splitlines())
-    outcomes = {match[2]: match[1].lower() for match in found if match}
+    outcomes = {match[2].strip(): match[1].lower() for match in found if match}
     print(log[log.find("= FAILURES") :][-9000:] if "= FAILURES" in log else log[-1500:])
     return {
         "exit_code": code,
@@ -102,7 +102,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--tests", default="", help="pytest paths; all without")
+    parser.add_argument(
+        "--tests",
+        default="tests/cache tests/engine tests/model relight/kernels",
+        help="pytest paths",
+    )
     parser.add_argument("--parts", default="answers,tests,layer")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
