@@ -34,9 +34,7 @@ async def chat_completions(server: Server, exchange: Exchange) -> None:
         options = ask.options(call)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(options.n) as session:
-        head = wire.Head(
-            f"chatcmpl-{session.new_id()}", int(server.wall_clock()), model, include_usage
-        )
+        head = wire.Head(int(server.wall_clock()), model, include_usage)
         work = _answer(server, exchange, session, call, conversation, options, head)
         await exchange.while_connected(work, server.stopping)
 
@@ -52,6 +50,7 @@ async def _answer(
 ) -> None:
     with server.counted():
         job = await session.chat(conversation, options)
+        head = head.named("chatcmpl", job)
         jobs = server.on_terms(exchange, session.choices(job))
     async with server.queued(session, jobs):
         include_reasoning = call.include_reasoning is not False

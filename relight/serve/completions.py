@@ -40,7 +40,7 @@ async def completions(server: Server, exchange: Exchange) -> None:
         options = ask.options(call)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(len(prompts) * options.n) as session:
-        head = wire.Head(f"cmpl-{session.new_id()}", int(server.wall_clock()), model, include_usage)
+        head = wire.Head(int(server.wall_clock()), model, include_usage)
         work = _answer(server, exchange, session, call, prompts, options, head)
         await exchange.while_connected(work, server.stopping)
 
@@ -56,6 +56,7 @@ async def _answer(
 ) -> None:
     with server.counted():
         asked = [await session.complete(prompt, options) for prompt in prompts]
+        head = head.named("cmpl", asked[0])
         choices = [choice for job in asked for choice in session.choices(job)]
         jobs = server.on_terms(exchange, choices)
     async with server.queued(session, jobs):

@@ -1,7 +1,7 @@
 """Pieces and answers of the session → bodies and chunks of the wire. Knows no request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,10 +38,14 @@ class Head:
     """What every body and chunk of one answer repeats. With `include_usage` every chunk has a
     usage, null but in the last."""
 
-    id: str
     created: int
     model: str
     include_usage: bool = False
+    id: str = ""
+
+    def named(self, kind: str, job: Job) -> "Head":
+        """With the id by which the engine's log knows the request."""
+        return replace(self, id=f"{kind}-{job.request.id}")
 
     def chat_chunk(self, choices: list[DeltaChoice], usage: Usage | None = None) -> bytes:
         return sse.event(
