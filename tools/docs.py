@@ -110,6 +110,7 @@ ROOMS = (
     "lab",
     "serve",
     "session",
+    "ember",
     "engine",
     "model",
     "kernels",

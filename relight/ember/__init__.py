@@ -1,6 +1,6 @@
-"""The small checkpoint that comes with the package, and the tasks that it is measured by. Knows no
-engine and no torch.
+"""The tasks that the small checkpoint of `training/` is trained on and measured by. Knows no engine
+and no torch.
 
-The tasks live here and not beside the trainer, because `relight eval` makes its held-out instances
-from an installed package. The trainer imports them from here, with the other side of the split.
+They stand in the package, and not beside the trainer, because a score is drawn anew wherever the
+package is installed.
 """
