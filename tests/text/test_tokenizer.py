@@ -133,7 +133,7 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path):
     with pytest.raises(BadCheckpoint, match=r"tokenizer\.json does not exist"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").mkdir()
-    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json cannot be read: Is a directory"):
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json cannot be read: it is not a regular file"):
         Tokenizer.load(tmp_path)
 
 
