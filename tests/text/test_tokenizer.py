@@ -133,7 +133,9 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path):
     with pytest.raises(BadCheckpoint, match=r"tokenizer\.json does not exist"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").mkdir()
-    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json cannot be read: it is not a regular file"):
+    with pytest.raises(
+        BadCheckpoint, match=r"tokenizer\.json cannot be read: it is not a regular file"
+    ):
         Tokenizer.load(tmp_path)
 
 
