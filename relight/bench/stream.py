@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from relight.base.sse import EventSplitter
 from relight.bench.record import Failure
-from relight.bench.sse import EventSplitter
 
 MAX_ERROR = 300
 LOOP_TAIL = 400

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relight.base.sse import EventSplitter
 from relight.bench.record import Failure
-from relight.bench.sse import EventSplitter
 from relight.bench.stream import Stream, is_looping
 
 
