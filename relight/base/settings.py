@@ -33,7 +33,9 @@ def _knob(
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings in effect. A default of 0 or "auto" means: derived from model and machine."""
 
-    model: Annotated[str, _knob("model", "folder of the checkpoint")]
+    model: Annotated[
+        str, _knob("model", "folder of the checkpoint, or ember-v4, which is inside the package")
+    ]
     served_name: Annotated[
         str, _knob("model", "model name that clients send; empty: the folder's name")
     ] = ""

@@ -10,7 +10,7 @@ FORCE = Annotated[bool, typer.Option("--force", help="Overwrite a checkpoint tha
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(help="Folder of the checkpoint.")],
+    model: Annotated[str, typer.Argument(help="Folder of the checkpoint, or ember-v4.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Check a checkpoint's config and headers, and show its layers, tensors and bytes.
@@ -21,9 +21,10 @@ def inspect(
 
     from rich.console import Console
 
+    from relight.base.packaged import model_folder
     from relight.lab import inspect as lab
 
-    inspection = lab.inspect(folder)
+    inspection = lab.inspect(model_folder(model))
     if as_json:
         print(json.dumps(inspection.as_json(), indent=2))
     else:

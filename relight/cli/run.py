@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,10 +21,12 @@ def serve(loaded: Loaded) -> None:
     Example: `relight serve --model .cache/relight/tiny --port 8000`
     """
     from relight.base.config import read_config
+    from relight.base.packaged import model_folder
     from relight.cli.progress import load_bar
     from relight.serve.main import serve as serve_http
 
-    read_config(Path(loaded.settings.model))  # a wrong folder is told before anything is started
+    # A wrong folder is told before anything is started.
+    read_config(model_folder(loaded.settings.model))
     logging.basicConfig(
         level=loaded.settings.log_level.upper(),
         format="%(asctime)s %(levelname)s server: %(message)s",

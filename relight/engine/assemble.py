@@ -15,6 +15,7 @@ from relight.base.config import ModelConfig
 from relight.base.errors import BadSetting, CannotFit
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Numerics
 from relight.base.official import check_official_numerics
+from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, SamplingParams
 from relight.cache.blocks import BlockPool
@@ -45,7 +46,7 @@ LAYOUT_VERSION = 1
 def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     """An engine that is ready to take requests. Raises `BadSetting`, `BadConfig`, `BadCheckpoint`
     or `CannotFit`, each with the remedy."""
-    folder = Path(settings.model)
+    folder = model_folder(settings.model)
     model = open_model(folder)
     config = model.config
     device = choose_device(settings.device)
@@ -92,7 +93,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         step_target_s=settings.step_target / 1000 or math.inf,
     )
     info = EngineInfo(
-        model=settings.served_name or folder.resolve().name,
+        model=settings.served_name or Path(settings.model).resolve().name,
         max_context=fitted.max_context,
         num_slots=fitted.num_slots,
         num_pages=fitted.num_pages - 1,

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from relight.base.config import read_config
 from relight.base.errors import StepFailed
+from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import Request
 from relight.engine.assemble import assemble
@@ -40,7 +40,7 @@ class InProcess:
 def start_in_process(settings: Settings) -> Iterator[InProcess]:
     """A fresh engine. The number of torch's threads is put back afterwards."""
     threads = torch.get_num_threads()
-    config = read_config(Path(settings.model) / "config.json").config
+    config = read_config(model_folder(settings.model) / "config.json").config
     try:
         loop, _ = assemble(settings, lambda done, total: None)
         yield InProcess(loop, config.vocab_size)

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
 
 from relight.base.errors import BadRequest, StepFailed, Unavailable
+from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
 from relight.engine.client import EngineClient
@@ -105,7 +105,7 @@ class Session:
         cls, settings: Settings, client: EngineClient, observer: Observer | None = None
     ) -> "Session":
         """A session on the checkpoint that `client` serves. Raises `BadCheckpoint`."""
-        folder = Path(settings.model)
+        folder = model_folder(settings.model)
         tokenizer = Tokenizer.load(folder, trust=settings.trust_tokenizer)
         return cls(
             client,
