@@ -15,6 +15,7 @@ from relight.serve.openapi import document
 from relight.serve.routes import OPERATIONS, Answer
 from relight.serve.schema import ErrorBody, ErrorDetail
 from relight.serve.server import Server
+from relight.serve.voice import OPENAI, Voice
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,11 @@ log = logging.getLogger(__name__)
 def create_app(server: Server) -> Starlette:
     """The application of one server. It starts and stops no engine."""
     routes = [
-        Route(operation.path, _Endpoint(server, operation.answer), methods=[operation.method])
+        Route(
+            operation.path,
+            _Endpoint(server, operation.answer, operation.voice),
+            methods=[operation.method],
+        )
         for operation in OPERATIONS
     ]
     openapi = document(OPERATIONS)
@@ -39,12 +44,13 @@ def create_app(server: Server) -> Starlette:
 class _Endpoint:
     """One operation as an ASGI application. All that goes wrong in it becomes an answer here."""
 
-    def __init__(self, server: Server, answer: Answer) -> None:
+    def __init__(self, server: Server, answer: Answer, voice: Voice = OPENAI) -> None:
         self._server = server
         self._answer = answer
+        self._voice = voice
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._voice)
         try:
             try:
                 await self._answer(self._server, exchange)

@@ -12,7 +12,7 @@ import msgspec
 
 from relight.base.errors import Overloaded, RelightError, TooLarge, Unavailable
 from relight.serve import sse
-from relight.serve.schema import ErrorBody, ErrorDetail
+from relight.serve.voice import OPENAI, Problem, Voice
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
@@ -22,8 +22,6 @@ Header = tuple[bytes, bytes]
 
 JSON = (b"content-type", b"application/json")
 RETRY_AFTER_S = 1
-MAX_MESSAGE = 2000
-"""Characters of an error's message that are sent."""
 
 
 class ClientGone(Exception):
@@ -31,17 +29,19 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """`headers` are sent with whatever answer there will be."""
+    """`headers` are sent with whatever answer there will be, and `voice` tells what is none."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, voice: Voice = OPENAI) -> None:
         self.scope = scope
+        self.voice = voice
         self._receive = receive
         self._send = send
         self._started = False
         self._streaming = False
         self._ended = False
         self._last_write = 0.0
-        self.headers: list[Header] = [(b"x-request-id", self._request_id())]
+        self.request_id = self._request_id()
+        self.headers: list[Header] = [(b"x-request-id", self.request_id.encode())]
 
     @property
     def path_params(self) -> dict[str, str]:
@@ -100,8 +100,8 @@ class Exchange:
         await self.reply(msgspec.json.encode(answer), status=status)
 
     async def stream(self, events: AsyncGenerator[bytes, None], keep_alive_s: float) -> None:
-        """Sends headers at once, then every event, with a comment wherever `keep_alive_s` seconds
-        pass without one (0: none). The generator is closed however this ends."""
+        """Sends headers at once, then every event, with a sign of life wherever `keep_alive_s`
+        seconds pass without one (0: none). The generator is closed however this ends."""
         await self._start(200, sse.HEADERS)
         self._streaming = True
         beat = asyncio.ensure_future(self._beat(keep_alive_s)) if keep_alive_s else None
@@ -118,25 +118,22 @@ class Exchange:
         """Answers with the error, or, in a stream, sends it as the last event."""
         if self._ended:
             return
-        message = error.message  # may quote the client, who knows what it sent
-        if len(message) > MAX_MESSAGE:
-            message = message[:MAX_MESSAGE] + "…"
-        detail = ErrorDetail(message, error.kind, error.param, error.code)
-        data = msgspec.json.encode(ErrorBody(detail))
+        problem = Problem(error, self.request_id)
         if self._streaming:
-            await self._write(sse.event(data), more=False)
+            await self._write(self.voice.last_event(problem), more=False)
         elif not self._started:
             retry_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S
             retry = (b"retry-after", str(retry_s).encode())
             extra = (retry,) if error.status in (429, 503) else ()
+            data = self.voice.body(problem)
             await self.reply(data, status=error.status, headers=(JSON, *extra))
 
-    def _request_id(self) -> bytes:
+    def _request_id(self) -> str:
         """The client's own if it is one that a header may carry."""
         given = self.header(b"x-request-id")
         if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
-            return given
-        return uuid.uuid4().hex.encode()
+            return given.decode()
+        return uuid.uuid4().hex
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)
@@ -149,7 +146,7 @@ class Exchange:
         while True:
             idle_s = time.monotonic() - self._last_write
             if idle_s >= interval_s:
-                await self._write(sse.KEEP_ALIVE)
+                await self._write(self.voice.keep_alive())
                 idle_s = 0.0
             await asyncio.sleep(interval_s - idle_s)
 

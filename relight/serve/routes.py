@@ -11,14 +11,15 @@ from relight.serve.chat import chat_completions
 from relight.serve.completions import completions
 from relight.serve.exchange import Exchange
 from relight.serve.server import Server
+from relight.serve.voice import OPENAI, Voice
 
 Answer = Callable[[Server, Exchange], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`reply` None: the answer is not JSON. `streams`: with `stream` the answer is an event stream
-    of `chunk`."""
+    """`reply` None: the answer is not JSON. `chunk`: with `stream` the answer is an event stream of
+    these. `voice` tells its errors."""
 
     method: str
     path: str
@@ -27,6 +28,7 @@ class Operation:
     call: type[msgspec.Struct] | None = None
     reply: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None
+    voice: Voice = OPENAI
 
 
 OPERATIONS = (
