@@ -40,8 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _knob("model", "model name that clients send; empty: the folder's name")
     ] = ""
     encoding: Annotated[
-        Literal["v4", "v4-first"],
-        _knob("model", "prompt layout; v4-first: the first release of V4-Flash"),
+        Literal["v4", "v4-first", "v4.1"],
+        _knob("model", "prompt layout; v4-first: the first release of V4-Flash; v4.1: V4.1-Flash"),
     ] = "v4"
     trust_tokenizer: Annotated[
         bool, _knob("model", "accept marker tokens whose ids differ from the official table")

@@ -1,5 +1,5 @@
-"""The tool call markup of V4: its tag names, and past calls written in it. Knows no messages, and
-of the vocabulary only the marker's id, which callers pass."""
+"""The tool call markup of V4 and V4.1: tag names, and past calls written in them. Knows no
+messages, and of the vocabulary only the marker's id, which callers pass."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,16 @@ from relight.text.tokenizer import Segment
 
 
 class Tags(msgspec.Struct, frozen=True):
-    """Tag names as they follow the marker; V4.1 has them with a leading space."""
+    """Tag names as they follow the marker, and what stands in a call without arguments."""
 
     block: str
     invoke: str
     parameter: str
+    no_arguments: str = ""
 
 
 V4_TAGS = Tags(block="tool_calls", invoke="invoke", parameter="parameter")
+V41_TAGS = Tags(block=" calls", invoke=" invoke", parameter=" parameter", no_arguments="\n")
 
 
 def python_json(value: Any) -> str:
@@ -42,7 +44,10 @@ def render_calls(calls: tuple[ToolCall, ...], tags: Tags, dsml: int) -> Iterator
     yield from open_block(tags, dsml)
     for call in calls:
         yield from ("<", dsml, f'{tags.invoke} name="{call.name}">\n')
-        for name, value in parse_arguments(call.arguments).items():
+        arguments = parse_arguments(call.arguments)
+        if not arguments:
+            yield tags.no_arguments
+        for name, value in arguments.items():
             is_text = isinstance(value, str)
             flag = "true" if is_text else "false"
             yield from ("<", dsml, f'{tags.parameter} name="{name}" string="{flag}">')

@@ -1,44 +1,17 @@
-"""Turns a conversation into the exact token ids that DeepSeek-V4 was trained on. Knows nothing of
-requests, engines or HTTP."""
+"""Turns a conversation into the exact token ids that DeepSeek-V4 and V4.1 were trained on. Knows
+nothing of requests, engines or HTTP."""
 
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 
-from relight.base.errors import BadRequest
+from relight.base.errors import BadCheckpoint, BadRequest
 from relight.text.conversation import Conversation, Message, Start, Tool
-from relight.text.dsml import V4_TAGS, open_block, python_json, render_calls
-from relight.text.literals import FixedText, load_v4_literals
-from relight.text.tokenizer import Segment, Tokenizer
-from relight.text.turns import AssistantTurn, ReminderTurn, UserTurn, arrange
-
-Encoding = Literal["v4", "v4-first"]
-"""`v4` is the release of 31 July and later, `v4-first` the one of April. Their configurations are
-identical, so this is a setting. They differ in what an effort word means."""
-
-EffortText = Literal["effort_high", "effort_max"] | None
-EFFORTS: dict[Encoding, dict[str | None, EffortText]] = {
-    "v4": {
-        None: "effort_high",
-        "none": "effort_high",  # only seen with an explicit switch, which wins over the word
-        "minimal": None,
-        "low": None,
-        "medium": "effort_high",
-        "high": "effort_high",
-        "xhigh": "effort_high",
-        "max": "effort_max",
-    },
-    "v4-first": {
-        None: None,
-        "none": None,
-        "minimal": None,
-        "low": None,
-        "medium": None,
-        "high": None,
-        "xhigh": "effort_high",
-        "max": "effort_high",
-    },
-}
+from relight.text.dialect import Encoding, load_dialect
+from relight.text.dsml import open_block, python_json, render_calls
+from relight.text.literals import FixedText
+from relight.text.tokenizer import SPELLING, Segment, Tokenizer
+from relight.text.turns import AssistantTurn, ReminderTurn, SystemTurn, Turn, UserTurn, arrange
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -60,19 +33,24 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, encoding: Encoding = "v4") -> None:
+        """Raises `BadCheckpoint` if the vocabulary lacks a marker of the encoding."""
         self._tokenizer = tokenizer
-        self._efforts = EFFORTS[encoding]
-        self._encoding = encoding
-        self._literals = load_v4_literals()
+        self._dialect = load_dialect(encoding)
+        self._literals = self._dialect.literals
+        if self._dialect.marks_system and tokenizer.special.system is None:
+            raise BadCheckpoint(
+                f"tokenizer.json has no token {SPELLING['system']}, which the encoding "
+                f"{encoding} needs; choose another one (--encoding)"
+            )
 
     def encode(self, conversation: Conversation) -> Prompt:
         """Raises `BadRequest` for what cannot be written down as asked."""
-        system, turns = arrange(conversation)
+        system, turns = arrange(conversation, hoist=not self._dialect.marks_system)
         mark = self._tokenizer.special
         out = _Writer(self._tokenizer)
         out.add(mark.bos)
         self._write_system(out, system, conversation)
-        keep_reasoning = conversation.thinking and bool(conversation.usable_tools)
+        keep_from = self._keep_reasoning_from(conversation, turns)
         for i, turn in enumerate(turns):
             match turn:
                 case UserTurn():
@@ -80,27 +58,52 @@ class PromptEncoder:
                     out.add(mark.user, _user_text(turn))
                 case ReminderTurn(text):
                     out.add(mark.latest_reminder, text)
+                case SystemTurn(text):
+                    out.add(self._system, text)
                 case AssistantTurn(message):
                     if conversation.continue_final and i == len(turns) - 1:
                         return self._continue(out, message, conversation.thinking)
-                    self._write_assistant(out, message, keep_reasoning)
+                    self._write_assistant(out, message, keep_reasoning=i >= keep_from)
         out.add(mark.assistant, mark.think_open if conversation.thinking else mark.think_close)
         if conversation.tool_choice != "required":
             return out.prompt("reasoning" if conversation.thinking else "content")
         _check_can_require_tools(conversation)
-        out.add(*open_block(V4_TAGS, mark.dsml))
+        out.add(*open_block(self._dialect.tags, mark.dsml))
         return out.prompt("tools")
 
+    @property
+    def _system(self) -> int:
+        marker = self._tokenizer.special.system
+        assert marker is not None, "an encoding that writes it has it"
+        return marker
+
+    def _keep_reasoning_from(self, conversation: Conversation, turns: Sequence[Turn]) -> int:
+        """The index of the first turn that shows its reasoning. With tools all do. Without, none
+        does, but that V4.1 shows those of a round of tool calls that is not finished."""
+        if not conversation.thinking:
+            return len(turns)
+        if conversation.usable_tools:
+            return 0
+        if not self._dialect.marks_system:
+            return len(turns)
+        starts = [i for i, turn in enumerate(turns) if _starts_round(turn)]
+        return starts[-1] if starts else 0
+
     def _write_system(self, out: "_Writer", system: str, conversation: Conversation) -> None:
-        if conversation.thinking and (effort := self._effort_text(conversation.effort)):
-            self._write_fixed(out, getattr(self._literals, effort))
+        effort = self._dialect.effort_text(conversation.effort) if conversation.thinking else ()
+        has_format = conversation.response_format != "text"
+        if self._dialect.marks_system and (
+            system or effort or conversation.usable_tools or has_format
+        ):
+            out.add(self._system)
+        self._write_fixed(out, effort)
         out.add(system)
         if tools := conversation.usable_tools:
             out.add("\n\n")
             self._write_fixed(out, self._literals.tools_head)
             out.add("\n".join(map(_schema_line, tools)))
             self._write_fixed(out, self._literals.tools_tail)
-        if conversation.response_format != "text":
+        if has_format:
             out.add("\n\n")
             self._write_fixed(out, getattr(self._literals, conversation.response_format))
         if conversation.response_format == "json_schema":
@@ -112,15 +115,14 @@ class PromptEncoder:
             out.add(getattr(special, piece.marker) if piece.marker else piece.text)
 
     def _write_assistant(self, out: "_Writer", message: Message, keep_reasoning: bool) -> None:
-        """A finished turn. With tools in play every turn shows its reasoning, an absent one as
-        empty; otherwise no earlier turn does, however it was made."""
+        """A finished turn. One that keeps its reasoning shows an absent one as empty."""
         mark = self._tokenizer.special
         out.add(mark.assistant)
         if keep_reasoning:
             out.add(mark.think_open, message.reasoning or "")
         out.add(mark.think_close, message.content or "")
         if message.tool_calls:
-            out.add(*render_calls(message.tool_calls, V4_TAGS, mark.dsml))
+            out.add(*render_calls(message.tool_calls, self._dialect.tags, mark.dsml))
         out.add(mark.eos)
 
     def _continue(self, out: "_Writer", message: Message, thinking: bool) -> Prompt:
@@ -134,15 +136,6 @@ class PromptEncoder:
                 return out.prompt("reasoning", continued=bool(reasoning))
         out.add(mark.think_close, content)
         return out.prompt("content", continued=bool(content))
-
-    def _effort_text(self, effort: str | int | float | None) -> EffortText:
-        if isinstance(effort, str | None) and effort in self._efforts:
-            return self._efforts[effort]
-        words = ", ".join(word for word in self._efforts if word)
-        raise BadRequest(
-            f"reasoning_effort is {effort!r}; this model ({self._encoding}) takes one of {words}",
-            param="reasoning_effort",
-        )
 
 
 class _Writer:
@@ -189,6 +182,11 @@ class _Writer:
 def _user_text(turn: UserTurn) -> str:
     results = [f"<tool_result>{result}</tool_result>" for result in turn.results]
     return "\n\n".join(results if turn.text is None else [*results, turn.text])
+
+
+def _starts_round(turn: Turn) -> bool:
+    """Whether what comes after it is a new round: results alone go on with the old one."""
+    return isinstance(turn, SystemTurn) or (isinstance(turn, UserTurn) and turn.text is not None)
 
 
 def _schema_line(tool: Tool) -> str:

@@ -18,7 +18,8 @@ Segment = str | int
 
 
 class SpecialTokens(msgspec.Struct, frozen=True):
-    """The ids of the markers that the encoder writes and the parser obeys."""
+    """The ids of the markers that the encoder writes and the parser obeys. `system` is None in the
+    vocabulary of V4, which has no such marker."""
 
     bos: int
     eos: int
@@ -29,6 +30,7 @@ class SpecialTokens(msgspec.Struct, frozen=True):
     think_close: int
     dsml: int
     latest_reminder: int
+    system: int | None = None
 
 
 MARKERS = SpecialTokens.__struct_fields__
@@ -42,7 +44,9 @@ SPELLING = {
     "think_close": "</think>",
     "dsml": "｜DSML｜",
     "latest_reminder": "<｜latest_reminder｜>",
+    "system": "<｜System｜>",
 }
+OPTIONAL = ("system",)
 
 # The published vocabulary; a tokenizer of this size must agree with it, id by id.
 PUBLIC_VOCAB_SIZE = 129_280
@@ -56,6 +60,7 @@ PUBLIC_IDS = SpecialTokens(
     think_close=128822,
     dsml=128825,
     latest_reminder=128828,
+    system=128799,
 )
 
 
@@ -137,6 +142,8 @@ class Tokenizer:
         ids = {}
         for name in MARKERS:
             spelling = SPELLING[name]
+            if name in OPTIONAL and spelling not in self._added:
+                continue
             tokens = self.encode_raw(spelling)
             if spelling not in self._added or len(tokens) != 1:
                 raise BadCheckpoint(
@@ -189,7 +196,7 @@ def _byte_alphabet() -> dict[str, int]:
 def _check_public_ids(found: SpecialTokens, source: str) -> None:
     for name in MARKERS:
         have, want = getattr(found, name), getattr(PUBLIC_IDS, name)
-        if have != want:
+        if have is not None and have != want:
             raise BadCheckpoint(
                 f"{source} has {SPELLING[name]} at id {have}; the public vocabulary of "
                 f"{PUBLIC_VOCAB_SIZE:,} tokens has it at {want} (--trust-tokenizer to go on)"

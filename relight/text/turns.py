@@ -30,14 +30,22 @@ class ReminderTurn(msgspec.Struct, frozen=True):
     text: str
 
 
-Turn = UserTurn | AssistantTurn | ReminderTurn
+class SystemTurn(msgspec.Struct, frozen=True):
+    """A system message in its place."""
+
+    text: str
 
 
-def arrange(conversation: Conversation) -> tuple[str, list[Turn]]:
+Turn = UserTurn | AssistantTurn | ReminderTurn | SystemTurn
+
+
+def arrange(conversation: Conversation, *, hoist: bool = True) -> tuple[str, list[Turn]]:
     """The system text and the turns. Raises `BadRequest` with the message's place in `param`.
 
-    System and developer messages move to the front and join with an empty line, wherever they
-    stood: V4 has no marker for them, and left in place they would run into the turn before.
+    With `hoist`, system and developer messages move to the front and join with an empty line,
+    wherever they stood: V4 has no marker for them, and left in place they would run into the turn
+    before. Without, only one at the very front is the system text, and the others are turns; those
+    between a call and its results come after the results.
     """
     messages = conversation.messages
     if not messages:
@@ -46,18 +54,24 @@ def arrange(conversation: Conversation) -> tuple[str, list[Turn]]:
         _check(i, message)
     if conversation.continue_final:
         _check_continuation(messages[-1], len(messages) - 1)
-    system = [m.content for m in messages if _is_system(m) and m.content]
-    queue: Queue = deque((i, m) for i, m in enumerate(messages) if not _is_system(m))
+    if hoist:
+        system = [m.content for m in messages if _is_system(m) and m.content]
+        queue: Queue = deque((i, m) for i, m in enumerate(messages) if not _is_system(m))
+    else:
+        kept = [(i, m) for i, m in enumerate(messages) if m.content or not _is_system(m)]
+        head = int(bool(kept) and _is_system(kept[0][1]))
+        system = [kept[0][1].content or ""] if head else []
+        queue = deque(kept[head:])
     turns: list[Turn] = []
     while queue:
-        turns += _next_turns(queue)
+        turns += _next_turns(queue, keep_empty=not hoist)
     return "\n\n".join(system), turns
 
 
-def _next_turns(queue: Queue) -> list[Turn]:
+def _next_turns(queue: Queue, *, keep_empty: bool) -> list[Turn]:
     i, message = queue[0]
     if message.role == "user":
-        return [UserTurn((), _take_user_text(queue))]
+        return [UserTurn((), _take_user_text(queue, keep_empty))]
     if message.role == "tool":
         raise BadRequest(
             f"messages[{i}] is a tool result that answers no call; tool messages must follow the "
@@ -65,22 +79,26 @@ def _next_turns(queue: Queue) -> list[Turn]:
             param=f"messages[{i}]",
         )
     queue.popleft()
+    if _is_system(message):
+        return [SystemTurn(message.content or "")]
     if message.role == "latest_reminder":
         return [ReminderTurn(message.content or "")]
     if not message.tool_calls:
         return [AssistantTurn(message)]
     return [
         AssistantTurn(message),
-        UserTurn(_take_results(i, message, queue), _take_user_text(queue)),
+        UserTurn(_take_results(i, message, queue), _take_user_text(queue, keep_empty)),
     ]
 
 
-def _take_user_text(queue: Queue) -> str | None:
-    """The user messages at the front as one text; empty ones add no empty line."""
+def _take_user_text(queue: Queue, keep_empty: bool) -> str | None:
+    """The user messages at the front as one text; V4 has no empty line for empty ones."""
     texts = []
     while queue and queue[0][1].role == "user":
         texts.append(queue.popleft()[1].content or "")
-    return "\n\n".join(filter(None, texts)) if texts else None
+    if not keep_empty:
+        return "\n\n".join(filter(None, texts)) if texts else None
+    return "\n\n".join(texts) if texts else None
 
 
 def _take_results(i: int, message: Message, queue: Queue) -> tuple[str, ...]:
@@ -93,7 +111,13 @@ def _take_results(i: int, message: Message, queue: Queue) -> tuple[str, ...]:
             f"{where} has the id {twice!r} twice; each call needs its own", param=where
         )
     results: dict[str, str] = {}
-    while queue and queue[0][1].role == "tool" and len(results) < len(wanted):
+    interposed = []
+    while queue and len(results) < len(wanted):
+        if _is_system(queue[0][1]):
+            interposed.append(queue.popleft())
+            continue
+        if queue[0][1].role != "tool":
+            break
         j, result = queue.popleft()
         id = result.tool_call_id
         if id not in wanted or id in results:
@@ -108,6 +132,7 @@ def _take_results(i: int, message: Message, queue: Queue) -> tuple[str, ...]:
             "for each call must follow at once",
             param=f"messages[{i}].tool_calls",
         )
+    queue.extendleft(reversed(interposed))
     return tuple(results[id] for id in wanted)
 
 
