@@ -12,6 +12,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` is always set: a
     request without one gets a random seed at admission, so a sequence can be recomputed.
+    `think_close` is made after `think_budget` tokens if it was not before; None: no budget.
     """
 
     temperature: float = 1.0
@@ -28,6 +29,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None
+    think_budget: int | None = None
+    think_close: int = 0
+
+    @property
+    def counted(self) -> bool:
+        """Whether a draw depends on which tokens were made before."""
+        return self.penalised or self.think_budget is not None
 
     @property
     def penalised(self) -> bool:

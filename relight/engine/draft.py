@@ -55,7 +55,7 @@ class Draft:
     def admit(self, sequence: Sequence, restore: RecordMove | None) -> None:
         slot = sequence.slot
         self.lengths.append(SetLength(slot, sequence.computed))
-        if sequence.request.sampling.penalised:
+        if sequence.request.sampling.counted:
             made = tuple(sequence.tokens[sequence.num_prompt :])
             self.counts.append(SetCounts(slot, made))
         if restore:

@@ -1,11 +1,13 @@
 """Draws the tokens of plans and counts them for penalties. Knows no model and no scheduler.
 
     counts   [slots, V] int32: how often the sequence of a slot has made each token. Set when a
-             sequence with penalties gets the slot, which is all that a preempted one needs; after
-             that each of its draws adds one here, on the device: a plan never needs to know the
-             token before. 4 bytes * V a slot, 0.5 MB for V = 129,280. Other slots hold anything.
+             sequence with penalties or a budget gets the slot, which is all that a preempted one
+             needs; after that each of its draws adds one here, on the device: a plan never needs to
+             know the token before. 4 bytes * V a slot, 0.5 MB for V = 129,280. Other slots hold
+             anything.
 
-A draw that asks for no penalties, bias, bans or log probabilities pays nothing for them.
+A draw that asks for no penalties, bias, bans or log probabilities pays nothing for them, and a
+budget costs the one draw where it ends.
 """
 
 from collections.abc import Sequence
@@ -28,6 +30,8 @@ from relight.kernels.sample import (
     score_tokens,
 )
 
+FORCED = 1e9
+"""A bias that no logit, penalty or noise comes near, and that a temperature leaves finite."""
 LEAST_LOGPROB = -9999.0
 """Stands for the log of 0, which JSON cannot write. Logits are too small to come near it."""
 
@@ -62,7 +66,7 @@ class Sampler:
     def draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
         """One token for each row of logits [draws, V]."""
         tokens = draw_tokens(draws, logits, self._adjustments(draws, logits.device))
-        counted = [i for i, draw in enumerate(draws) if draw.sampling.penalised]
+        counted = [i for i, draw in enumerate(draws) if draw.sampling.counted]
         if counted:
             rows = upload(counted, logits.device)
             slots = upload([draws[i].slot for i in counted], logits.device)
@@ -82,7 +86,7 @@ class Sampler:
         return Adjustments(
             rows=upload(rows, device),
             penalties=penalties,
-            bias=_bias(some, vocab, device),
+            bias=_bias(some, self.counts),
             banned=_banned(some, vocab, device),
             allowed=None,  # the place of a grammar's masks
         )
@@ -91,7 +95,12 @@ class Sampler:
 def is_adjusted(draw: Draw) -> bool:
     """Whether anything changes the logits of this draw."""
     sampling = draw.sampling
-    return sampling.penalised or bool(sampling.logit_bias) or draw.made < sampling.min_tokens
+    return (
+        sampling.penalised
+        or bool(sampling.logit_bias)
+        or draw.made < sampling.min_tokens
+        or draw.made == sampling.think_budget
+    )
 
 
 def draw_tokens(
@@ -147,19 +156,32 @@ def _penalties(draws: Sequence[Draw], counts: Tensor) -> Penalties:
     )
 
 
-def _bias(draws: Sequence[Draw], vocab: int, device: torch.device) -> Bias | None:
-    """A token that the model does not have cannot be drawn anyway."""
-    found = [
-        (row, token, value)
+def _bias(draws: Sequence[Draw], counts: Tensor) -> Bias | None:
+    """What requests ask for, and, where a budget ends, what makes the token that it ends with: by
+    the device's own counts, since it may have been drawn by a step that is not read yet. A token
+    that the model does not have cannot be drawn anyway."""
+    device, vocab = counts.device, counts.shape[1]
+    ends = {
+        (row, draw.sampling.think_close): draw.slot
+        for row, draw in enumerate(draws)
+        if draw.made == draw.sampling.think_budget
+    }
+    asked = {
+        (row, token): value
         for row, draw in enumerate(draws)
         for token, value in draw.sampling.logit_bias
         if token < vocab
-    ]
+    }
+    found = {place: asked.get(place, 0.0) for place in (*ends, *asked)}
     if not found:
         return None
-    rows, tokens, values = zip(*found, strict=True)
+    rows, tokens = zip(*found, strict=True)
     places = Places(upload(rows, device), upload(tokens, device))
-    return Bias(places, _floats(values, device))
+    value = _floats(list(found.values()), device)
+    if ends:
+        made = counts[upload(list(ends.values()), device), places.token[: len(ends)]]
+        value[: len(ends)] += torch.where(made > 0, 0.0, FORCED)
+    return Bias(places, value)
 
 
 def _banned(draws: Sequence[Draw], vocab: int, device: torch.device) -> Places | None:

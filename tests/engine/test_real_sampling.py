@@ -14,6 +14,7 @@ KINDS: list[dict[str, object]] = [
     {"presence_penalty": 1.5, "logprobs": 3},
     {"repetition_penalty": 1.8, "seed": 11, "logit_bias": ((5, 2.0), (9, -4.0))},
     {"temperature": 0.0, "stop_token_ids": tuple(range(160)), "min_tokens": 20},
+    {"think_budget": 9, "think_close": 200},
 ]
 MADE = 24
 
@@ -28,7 +29,7 @@ def test_sequences_that_lose_their_slots_draw_by_their_own_history(
 ) -> None:
     """Two pages each and few pages in all: the youngest give way and start over, and their counts
     must be those of the tokens that they had made."""
-    engine = RealEngine(checkpoint, device, pages=6, slots=5, admit_output=1, prefix_cache="off")
+    engine = RealEngine(checkpoint, device, pages=6, slots=6, admit_output=1, prefix_cache="off")
     ids = [
         engine.add(words(f"prompt {i}", 110), max_tokens=MADE, **kind)
         for i, kind in enumerate(KINDS)

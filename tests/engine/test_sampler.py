@@ -50,6 +50,9 @@ KINDS = [
     params(temperature=0.0, stop_token_ids=tuple(range(0, VOCAB, 2)), min_tokens=6),
     params(logprobs=3, top_k=5),
     params(logprobs=0, temperature=0.0, logit_bias=((1, 100.0),)),
+    params(think_budget=0, think_close=7),
+    params(think_budget=5, think_close=8, temperature=0.0),
+    params(think_budget=12, think_close=8, presence_penalty=0.5, logit_bias=((8, 9.0),)),
 ]
 
 

@@ -108,6 +108,8 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         logit_bias=((rng.randrange(VOCAB), 3.0),) if rng.random() < 0.3 else (),
         min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.4 else 0,
         logprobs=rng.choice([None, None, 0, 4]),
+        think_budget=rng.randint(0, max_tokens) if rng.random() < 0.4 else None,
+        think_close=5,
     )
 
 
@@ -197,13 +199,13 @@ def test_no_schedule_changes_what_is_drawn(
         for id in engine.texts:
             watched.check(id)
             sampling = engine.requests[id].sampling
-            if engine.sequences[id].num_preemptions and sampling.penalised:
-                seen["preempted with penalties"] += 1
+            if engine.sequences[id].num_preemptions and sampling.counted:
+                seen["preempted while counted"] += 1
         seen.update(engine.finishes.values())
         seen["counts set again"] += any(c.tokens for plan in engine.plans for c in plan.counts)
         assert engine.pool.num_held == engine.records.num_held == 0
     wanted = {"stop", "length", "error"}
-    wanted |= {"preempted with penalties", "counts set again"} if tight else set()
+    wanted |= {"preempted while counted", "counts set again"} if tight else set()
     assert wanted <= {name for name, count in seen.items() if count}
 
 
