@@ -34,9 +34,17 @@ class Unsupported(BadRequest):
 
 
 class TooLong(BadRequest):
-    """A prompt, or a prompt and its output, longer than the context."""
+    """A prompt, or a prompt and its output, longer than the context: `num_tokens` where `limit` are
+    allowed; 0 where it is not known."""
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, num_tokens: int = 0, limit: int = 0
+    ) -> None:
+        super().__init__(message, param=param)
+        self.num_tokens = num_tokens
+        self.limit = limit
 
 
 class ModelNotFound(RelightError):

@@ -7,7 +7,6 @@ import msgspec
 
 import relight
 from relight.serve.routes import Operation
-from relight.serve.schema import ErrorBody
 
 Json = dict[str, Any]
 
@@ -16,10 +15,10 @@ def document(operations: Sequence[Operation]) -> bytes:
     types = {
         kind
         for operation in operations
-        for kind in (operation.call, operation.reply, operation.chunk)
+        for kind in (operation.call, operation.reply, operation.chunk, operation.error)
         if kind is not None
     }
-    names = sorted(types | {ErrorBody}, key=lambda kind: kind.__name__)
+    names = sorted(types, key=str)
     references, components = msgspec.json.schema_components(
         names, ref_template="#/components/schemas/{name}"
     )
@@ -38,7 +37,7 @@ def document(operations: Sequence[Operation]) -> bytes:
     )
 
 
-def _operation(operation: Operation, schemas: dict[type[msgspec.Struct], Json]) -> Json:
+def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
     content: Json = {"text/plain": {}}
     if operation.reply:
         content = _json(schemas[operation.reply])
@@ -48,7 +47,7 @@ def _operation(operation: Operation, schemas: dict[type[msgspec.Struct], Json]) 
         "summary": operation.summary,
         "responses": {
             "200": {"description": "The answer.", "content": content},
-            "default": {"description": "An error.", "content": _json(schemas[ErrorBody])},
+            "default": {"description": "An error.", "content": _json(schemas[operation.error])},
         },
     }
     if operation.call:

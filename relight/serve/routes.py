@@ -3,6 +3,7 @@ itself. Knows no ASGI."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,9 @@ from relight.serve import schema, small
 from relight.serve.chat import chat_completions
 from relight.serve.completions import completions
 from relight.serve.exchange import Exchange
+from relight.serve.messages import schema as anthropic
+from relight.serve.messages.route import count_tokens, messages
+from relight.serve.messages.voice import MessagesVoice
 from relight.serve.server import Server
 from relight.serve.voice import OPENAI, Voice
 
@@ -18,8 +22,8 @@ Answer = Callable[[Server, Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`reply` None: the answer is not JSON. `chunk`: with `stream` the answer is an event stream of
-    these. `voice` tells its errors."""
+    """`reply` None: the answer is not JSON. `chunk`: a type, or several joined by |; with `stream`
+    the answer is an event stream of these. `voice` tells errors, as `error`."""
 
     method: str
     path: str
@@ -27,8 +31,9 @@ class Operation:
     summary: str
     call: type[msgspec.Struct] | None = None
     reply: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None
+    chunk: Any = None
     voice: Voice = OPENAI
+    error: type[msgspec.Struct] = schema.ErrorBody
 
 
 OPERATIONS = (
@@ -49,6 +54,27 @@ OPERATIONS = (
         schema.CompletionCall,
         schema.TextCompletion,
         schema.TextCompletion,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages",
+        messages,
+        "Answer a conversation, by Anthropic's protocol.",
+        anthropic.MessagesCall,
+        anthropic.MessageBody,
+        anthropic.MessageEvent,
+        MessagesVoice(),
+        anthropic.MessageError,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "The length of a conversation's prompt.",
+        anthropic.PromptCall,
+        anthropic.TokenCount,
+        voice=MessagesVoice(),
+        error=anthropic.MessageError,
     ),
     Operation("GET", "/v1/models", small.models, "The names of the model.", None, schema.ModelList),
     Operation("GET", "/v1/models/{name:path}", small.model, "One name.", None, schema.ModelCard),

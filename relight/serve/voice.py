@@ -1,4 +1,4 @@
-"""How a protocol says what is not an answer: that something is wrong, and that work goes on. Knows no
+"""How a protocol says what is not an answer: that something is wrong, that work goes on. Knows no
 route; here is OpenAI's way, the others have theirs beside their routes."""
 
 from dataclasses import dataclass

@@ -146,6 +146,8 @@ def output_limit(
             f"{num_prompt + made} tokens ({num_prompt} in the {param}, {made} in the completion). "
             f"Please reduce the length of the {param} or completion.",
             param=param,
+            num_tokens=num_prompt,
+            limit=max_context,
         )
     return min(asked or default, max_context - num_prompt)
 

@@ -1,0 +1,39 @@
+"""Names of fields that were translated → the names that the client sent. Knows no protocol."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from relight.base.errors import RelightError
+
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """`messages` says where each message of the conversation stood in the body, `words` replaces
+    what matches, first to last."""
+
+    messages: Sequence[str]
+    words: Sequence[tuple[str, str]] = ()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """An error that is raised inside names the client's fields."""
+        try:
+            yield
+        except RelightError as error:
+            error.message = self._renamed(error.message)
+            if error.param is not None:
+                error.param = self._renamed(error.param)
+            raise
+
+    def _renamed(self, text: str) -> str:
+        for pattern, word in self.words:
+            text = re.sub(pattern, word, text)
+        return _MESSAGE.sub(self._place, text)
+
+    def _place(self, match: re.Match[str]) -> str:
+        number = int(match[1])
+        return self.messages[number] if number < len(self.messages) else match[0]
