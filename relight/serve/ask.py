@@ -1,7 +1,7 @@
 """A call of the wire → what the session is asked: a conversation and options. Knows no answer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from relight.base.errors import BadRequest, Unsupported
@@ -26,6 +26,7 @@ def conversation(messages: Sequence[ChatMessage], call: PromptFields) -> Convers
     """Raises `BadRequest` or `Unsupported` that names the field by its path."""
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools or ()))
     _check_unique(tools)
+    kwargs = call.chat_template_kwargs
     return Conversation(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
         tools=tools,
@@ -33,6 +34,7 @@ def conversation(messages: Sequence[ChatMessage], call: PromptFields) -> Convers
         thinking=_thinking(call),
         effort=_effort(call),
         continue_final=_continue_final(messages, call),
+        keep_reasoning=bool(kwargs and kwargs.drop_thinking is False),
     )
 
 
@@ -60,7 +62,26 @@ def options(call: SamplingFields) -> Options:
         n=call.n or 1,
         parallel_tool_calls=parallel,
         cache_salt=call.cache_salt or "",
+        thinking_budget=_thinking_budget(call),
     )
+
+
+def ignored(call: PromptFields | ChatCall) -> Iterator[str]:
+    """Fields of messages that have no place in a prompt."""
+    messages = getattr(call, "messages", None) or ()
+    if any(message.name is not None for message in messages):
+        yield "messages.name"
+    parts = (m.content for m in messages if isinstance(m.content, list))
+    if any(isinstance(p, dict) and "cache_control" in p for content in parts for p in content):
+        yield "messages.content.cache_control"
+
+
+def _thinking_budget(call: SamplingFields) -> int | None:
+    if not isinstance(call, ChatCall):
+        return None
+    if call.thinking_token_budget is not None:
+        return call.thinking_token_budget
+    return call.thinking.budget_tokens if call.thinking else None
 
 
 def _logprobs(call: SamplingFields) -> int | None:
@@ -229,11 +250,6 @@ def _effort(call: PromptFields) -> Effort | None:
 def _continue_final(messages: Sequence[ChatMessage], call: PromptFields) -> bool:
     """Whether the answer goes on with the last message. Two dialects: `prefix` in the message, or
     `continue_final_message` together with `add_generation_prompt: false`."""
-    if call.chat_template_kwargs and call.chat_template_kwargs.drop_thinking is False:
-        raise Unsupported(
-            "chat_template_kwargs.drop_thinking false is not supported here; leave it out",
-            param="chat_template_kwargs.drop_thinking",
-        )
     for i, message in enumerate(messages):
         if message.prefix and (i < len(messages) - 1 or message.role != "assistant"):
             raise BadRequest(

@@ -26,7 +26,8 @@ from relight.text.parse import Reasoning
 async def chat_completions(server: Server, exchange: Exchange) -> None:
     body = await exchange.body(server.options.body_limit)
     with server.counted():
-        decoded = decode(body, ChatCall, CHAT_REFUSED, strict=server.options.strict_fields)
+        strict = server.options.strict_fields
+        decoded = decode(body, ChatCall, CHAT_REFUSED, strict=strict, idle=ask.ignored)
         call = decoded.call
         model = server.model_name(call.model)
         include_usage = ask.check_stream_options(call)

@@ -2,10 +2,10 @@
 Knows msgspec's errors, and no route."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -28,17 +28,27 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Decoded(Generic[T]):
-    """A call, and the names of what was accepted and ignored, sorted."""
+    """A call, and the names of what was accepted and ignored."""
 
     call: T
     ignored: tuple[str, ...]
 
 
+def nothing(call: Any) -> Iterable[str]:
+    return ()
+
+
 def decode(
-    body: bytes, kind: type[T], refused: Mapping[str, Refused], *, strict: bool = False
+    body: bytes,
+    kind: type[T],
+    refused: Mapping[str, Refused],
+    *,
+    strict: bool = False,
+    idle: Callable[[T], Iterable[str]] = nothing,
 ) -> Decoded[T]:
     """Reads `body` as `kind`. Fields outside of the schema are refused by the table, else ignored,
-    and under `strict` refused altogether. Raises `BadRequest` or `Unsupported` naming the field."""
+    and under `strict` refused altogether; so is what `idle` names: fields that have no effect.
+    Raises `BadRequest` or `Unsupported` naming the field."""
     try:
         fields = _fields_decoder().decode(body)
         extra = sorted(fields.keys() - _known(kind))
@@ -46,15 +56,15 @@ def decode(
             if name in refused:
                 _refuse(name, refused[name], msgspec.json.decode(fields[name]))
         call = _decoder(kind).decode(body)
+        members = _unknown_members(kind, fields)
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply; send a flatter one") from error
     except msgspec.ValidationError as error:
         raise _explain(str(error), body) from error
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body must be JSON in UTF-8: {error}; correct the body") from error
-    ignored = tuple(
-        shown_name(name) for name in extra if name not in refused and bytes(fields[name]) != b"null"
-    )
+    named = (n for n in extra if n not in refused and bytes(fields[n]) != b"null")
+    ignored = (*map(shown_name, (*named, *members)), *idle(call))
     if strict and ignored:
         name = ignored[0]
         raise Unsupported(f"{name} is not a field that this server reads; leave it out", param=name)
@@ -87,6 +97,27 @@ def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
             for child in (node.values() if isinstance(node, dict) else node)
         ]
         depth += 1
+
+
+def _unknown_members(kind: type[msgspec.Struct], fields: dict[str, msgspec.Raw]) -> list[str]:
+    """What the members of `fields` that are structs do not know, as `field.member`."""
+    return [
+        f"{name}.{member}"
+        for name, known in _members(kind).items()
+        if name in fields and bytes(fields[name])[:1] == b"{"
+        for member in sorted(_fields_decoder().decode(fields[name]).keys() - known)
+    ]
+
+
+@cache
+def _members(kind: type[msgspec.Struct]) -> dict[str, frozenset[str]]:
+    """The fields of a call that are structs, with the names of theirs."""
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        for part in get_args(field.type):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                found[field.encode_name] = _known(part)
+    return found
 
 
 @cache

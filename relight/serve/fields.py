@@ -77,7 +77,6 @@ IGNORED = frozenset(
         "id",
         "prediction",
         "priority",
-        "thinking_token_budget",
     }
 )
 """Fields that clients send and that change no answer here."""

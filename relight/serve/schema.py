@@ -24,6 +24,7 @@ from relight.session.request import (
     Seed,
     StopString,
     Temperature,
+    ThinkingBudget,
     TokenId,
     TopK,
     TopLogprobs,
@@ -78,7 +79,10 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
+    """`name` has no place in the prompt: it is ignored and reported."""
+
     role: str
+    name: Any = None
     content: str | list[str | dict[str, Any]] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -111,7 +115,10 @@ class NamedToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
+    """A switch, and the most tokens of reasoning before it is closed."""
+
     type: str
+    budget_tokens: ThinkingBudget | None = None
 
 
 class EffortHolder(msgspec.Struct, kw_only=True):
@@ -146,6 +153,7 @@ class ChatCall(PromptFields, kw_only=True):
     messages: list[ChatMessage]
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 

@@ -35,6 +35,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
 MaxTokens = Annotated[int, Meta(ge=1)]
 MinTokens = Annotated[int, Meta(ge=0)]
+ThinkingBudget = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0)]
 # Every token of an answer is compared with every beginning of every stop string.
 StopString = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -52,7 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `logit_bias` is added to the logits of tokens. Before `min_tokens` are made no stop token is
     drawn, and a stop string that is complete ends nothing. `logprobs`: each token is told with its
     log probability and so many of the best ones. `n` answers are made, the first of them as if it
-    were the only one. Without `parallel_tool_calls` only the first call is passed on.
+    were the only one. Without `parallel_tool_calls` only the first call is passed on. Reasoning
+    that `thinking_budget` tokens have not ended is ended there.
     """
 
     max_tokens: MaxTokens | None = None
@@ -74,6 +76,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     n: Choices = 1
     parallel_tool_calls: bool = True
     cache_salt: CacheSalt = ""
+    thinking_budget: ThinkingBudget | None = None
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

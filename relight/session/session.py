@@ -133,6 +133,8 @@ class Session:
         prompt = await self.encode_chat(conversation)
         default = self._default_max_tokens or chat_max_tokens(conversation)
         request = self._request(prompt.ids, options, default, "messages", prompt.record_hints)
+        if prompt.start == "reasoning" and options.thinking_budget is not None:
+            request = self._with_budget(request, options.thinking_budget)
         tools = conversation.usable_tools
         return Job(request, options, prompt.start, arrived, tools, prompt.continued)
 
@@ -146,6 +148,14 @@ class Session:
             raise BadRequest("prompt is empty; send at least one token", param="prompt")
         request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")
         return Job(request, options, "raw", arrived)
+
+    def _with_budget(self, request: Request, num_tokens: int) -> Request:
+        sampling = msgspec.structs.replace(
+            request.sampling,
+            think_budget=num_tokens,
+            think_close=self.tokenizer.special.think_close,
+        )
+        return msgspec.structs.replace(request, sampling=sampling)
 
     def choices(self, job: Job) -> list[Job]:
         """The job once for each answer that it asks for."""

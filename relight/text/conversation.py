@@ -49,6 +49,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     `effort` is read in thinking mode only; None is the model's default. `continue_final` goes on
     with the last assistant message instead of opening a new turn. `tool_choice` "required" opens
     the tool block in the prompt; a named choice is "required" plus a constraint made elsewhere.
+    `keep_reasoning` shows the reasoning of all turns, as tools do.
     """
 
     messages: tuple[Message, ...]
@@ -57,6 +58,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     thinking: bool = True
     effort: str | int | float | None = None
     continue_final: bool = False
+    keep_reasoning: bool = False
     response_format: ResponseFormat = "text"
     response_schema: Any = None
 

@@ -78,11 +78,11 @@ class PromptEncoder:
         return marker
 
     def _keep_reasoning_from(self, conversation: Conversation, turns: Sequence[Turn]) -> int:
-        """The index of the first turn that shows its reasoning. With tools all do. Without, none
-        does, but that V4.1 shows those of a round of tool calls that is not finished."""
+        """The index of the first turn that shows its reasoning. With tools, or on request, all do.
+        Else none does, but that V4.1 shows those of a round of tool calls that is not finished."""
         if not conversation.thinking:
             return len(turns)
-        if conversation.usable_tools:
+        if conversation.usable_tools or conversation.keep_reasoning:
             return 0
         if not self._dialect.marks_system:
             return len(turns)

@@ -345,7 +345,7 @@ def test_ignored_fields_are_listed_in_a_header_and_counted(stream: bool) -> None
 
 def test_what_clients_add_to_messages_and_tools_has_no_effect() -> None:
     def prompt(message: dict[str, Any], tool: dict[str, Any]) -> tuple[int, ...]:
-        rig_ = answering("a", strict_fields=True)
+        rig_ = answering("a")
         assert rig_.chat(messages=[message], tools=[tool]).status_code == 200
         return rig_.client.requests[0].prompt
 

@@ -116,7 +116,6 @@ def test_a_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str |
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
-        ({"chat_template_kwargs": {"drop_thinking": False}}, "chat_template_kwargs.drop_thinking"),
         (
             {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
             "messages[0].function_call",
