@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from relight.base.errors import BadRequest
+from relight.base.errors import BadRequest, Unsupported
 from relight.serve import ask, sse, wire
 from relight.serve.decode import decode
 from relight.serve.exchange import Exchange
@@ -37,6 +37,7 @@ async def completions(server: Server, exchange: Exchange) -> None:
         model = server.model_name(call.model)
         include_usage = ask.check_stream_options(call)
         prompts = _prompts(call.prompt)
+        _check_echo(call)
         options = ask.options(call)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(len(prompts) * options.n) as session:
@@ -55,26 +56,37 @@ async def _answer(
     head: wire.Head,
 ) -> None:
     with server.counted():
-        asked = [await session.complete(prompt, options) for prompt in prompts]
+        suffix = call.suffix or ""
+        asked = [await session.complete(prompt, options, suffix) for prompt in prompts]
         head = head.named("cmpl", asked[0])
         choices = [choice for job in asked for choice in session.choices(job)]
         jobs = server.on_terms(exchange, choices)
+    echoes = [""] * len(jobs)
+    if call.echo:
+        echoes = [_text(session, prompt) for prompt in prompts for _ in range(options.n)]
     async with server.queued(session, jobs):
         if call.stream:
-            await exchange.stream(_events(session, jobs, head), server.options.keep_alive_s)
+            events = _events(session, jobs, head, echoes)
+            await exchange.stream(events, server.options.keep_alive_s)
             return
         answers = await collect_all(session, jobs)
         told = options.logprobs is not None
-        answered = [_whole(index, answer, told) for index, answer in enumerate(answers)]
+        answered = [
+            _whole(index, answer, echo, told)
+            for index, (answer, echo) in enumerate(zip(answers, echoes, strict=True))
+        ]
         usages = [answer.finish.usage for answer in answers if answer.finish]
         usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
         await exchange.reply_json(head.text(answered, wire.usage_body(usage)))
 
 
 async def _events(
-    session: Session, jobs: Sequence[Job], head: wire.Head
+    session: Session, jobs: Sequence[Job], head: wire.Head, echoes: Sequence[str]
 ) -> AsyncGenerator[bytes, None]:
     usages = []
+    for index, echo in enumerate(echoes):
+        if echo:
+            yield head.text_chunk([TextChoice(index, echo)])
     scores: list[list[Scored]] = [[] for _ in jobs]  # sent with the text that comes next
     async with aclosing(together(session, jobs)) as pieces:
         async for index, piece in pieces:
@@ -119,11 +131,25 @@ def _prompts(prompt: str | Sequence[int | str | list[int]]) -> list[RawPrompt]:
     return [*texts, *lists]
 
 
-def _whole(index: int, answer: Answer, told: bool) -> TextChoice:
+def _check_echo(call: CompletionCall) -> None:
+    """Log probabilities of an echoed prompt would have to be told with it."""
+    if call.echo and call.logprobs is not None and call.logprobs is not False:
+        raise Unsupported(
+            "echo with logprobs is not supported here: log probabilities are told of the answer "
+            "only; send one of the two",
+            param="echo",
+        )
+
+
+def _text(session: Session, prompt: RawPrompt) -> str:
+    return prompt if isinstance(prompt, str) else session.tokenizer.decode(prompt)
+
+
+def _whole(index: int, answer: Answer, echo: str, told: bool) -> TextChoice:
     assert answer.finish is not None, "a whole answer has a finish"
     return TextChoice(
         index,
-        answer.content,
+        echo + answer.content,
         logprobs=wire.text_logprobs(answer.scores) if told else None,
         finish_reason=answer.finish.reason,
         stop_reason=answer.finish.stopped_by,

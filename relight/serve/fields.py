@@ -34,7 +34,6 @@ _COMMON = {
     "prompt_logprobs": Refused((False,)),
     "allowed_token_ids": Refused(([],)),
     "bad_words": Refused(([],)),
-    "echo": Refused((False,), "join the prompt and the answer on your side"),
     "skip_special_tokens": Refused((True,)),
     "truncate_prompt_tokens": Refused((), "send a shorter prompt"),
     "guided_json": _CONSTRAINT,
@@ -54,11 +53,10 @@ CHAT_REFUSED = _COMMON | {
     "web_search_options": Refused(),
     "chat_template": Refused((), "the prompt is laid out by the model's own encoding"),
     "separate_reasoning": Refused((True,)),
+    "echo": Refused((False,), "join the prompt and the answer on your side"),
 }
 
-COMPLETION_REFUSED = _COMMON | {
-    "suffix": Refused(("",)),
-}
+COMPLETION_REFUSED = _COMMON
 
 NOTHING_REFUSED: dict[str, Refused] = {}
 

@@ -160,9 +160,12 @@ class ChatCall(PromptFields, kw_only=True):
 
 class CompletionCall(SamplingFields, kw_only=True):
     """Body of `POST /v1/completions`. A list is one prompt of ids, or several prompts. `logprobs`
-    false is off."""
+    false is off. With `suffix` the answer is what stands between the two; `echo` tells the prompt
+    in front of it."""
 
     prompt: str | list[TokenId | str | list[TokenId]]
+    suffix: str | None = None
+    echo: bool | None = None
     logprobs: TopLogprobs | bool | None = None
 
 

@@ -55,14 +55,12 @@ async def tokenize(server: Server, exchange: Exchange) -> None:
         raise BadRequest("send either prompt or messages, and one of them only", param="prompt")
     session = server.ready()
     ids = await exchange.while_connected(_encode(session, call), server.stopping)
-    bytes_of = session.tokenizer.token_bytes
-    strings = [bytes_of(token).decode("utf-8", "replace") for token in ids]
     await exchange.reply_json(
         TokenizeAnswer(
             count=len(ids),
             max_model_len=session.info.max_context,
             tokens=ids,
-            token_strs=strings if call.return_token_strs else UNSET,
+            token_strs=await session.spell(ids) if call.return_token_strs else UNSET,
         )
     )
 
@@ -79,9 +77,10 @@ async def detokenize(server: Server, exchange: Exchange) -> None:
     decoded = decode(body, DetokenizeCall, NOTHING_REFUSED, strict=server.options.strict_fields)
     server.model_name(decoded.call.model)
     server.report_ignored(exchange, decoded.ignored)
-    session = server.sessions[0]
-    session.check_ids(decoded.call.tokens, "tokens")
-    await exchange.reply_json(DetokenizeAnswer(session.tokenizer.decode(decoded.call.tokens)))
+    text = server.sessions[0].decode(decoded.call.tokens)
+    await exchange.reply_json(
+        DetokenizeAnswer(await exchange.while_connected(text, server.stopping))
+    )
 
 
 async def health(server: Server, exchange: Exchange) -> None:

@@ -29,6 +29,7 @@ from relight.session.request import (
 )
 from relight.text.conversation import Conversation, Start, Tool
 from relight.text.detokenize import StopStrings
+from relight.text.fim import fill_in
 from relight.text.prompt import Prompt, PromptEncoder
 from relight.text.tokenizer import Tokenizer
 
@@ -127,6 +128,18 @@ class Session:
     async def encode_raw(self, text: str) -> list[int]:
         return await _aside(lambda: self.tokenizer.encode_raw(text), len(text))
 
+    async def decode(self, ids: Sequence[int]) -> str:
+        self.check_ids(ids, "tokens")
+        return await _aside(lambda: self.tokenizer.decode(ids), 4 * len(ids))
+
+    async def spell(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token, U+FFFD where it is no whole character."""
+
+        def texts() -> list[str]:
+            return [self.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+
+        return await _aside(texts, 4 * len(ids))
+
     async def chat(self, conversation: Conversation, options: Options) -> Job:
         """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
         arrived = self._clock()
@@ -138,12 +151,16 @@ class Session:
         tools = conversation.usable_tools
         return Job(request, options, prompt.start, arrived, tools, prompt.continued)
 
-    async def complete(self, prompt: str | Sequence[int], options: Options) -> Job:
-        """A prompt without layout: text in which special tokens may be spelt, or ids.
-        Raises as `chat` does."""
+    async def complete(
+        self, prompt: str | Sequence[int], options: Options, suffix: str = ""
+    ) -> Job:
+        """A prompt without layout: text in which special tokens may be spelt, or ids. With a suffix
+        the answer is what stands between the two. Raises as `chat` does."""
         arrived = self._clock()
         ids = await self.encode_raw(prompt) if isinstance(prompt, str) else prompt
         self.check_ids(ids, "prompt")
+        if suffix:
+            ids = fill_in(self.tokenizer, ids, await self.encode_raw(suffix))
         if not ids:
             raise BadRequest("prompt is empty; send at least one token", param="prompt")
         request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")

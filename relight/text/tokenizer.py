@@ -18,8 +18,8 @@ Segment = str | int
 
 
 class SpecialTokens(msgspec.Struct, frozen=True):
-    """The ids of the markers that the encoder writes and the parser obeys. `system` is None in the
-    vocabulary of V4, which has no such marker."""
+    """The ids of the markers that the encoder writes and the parser obeys. Those that a vocabulary
+    may lack are None then: V4's has no `system`, a small one none to fill in the middle."""
 
     bos: int
     eos: int
@@ -31,6 +31,9 @@ class SpecialTokens(msgspec.Struct, frozen=True):
     dsml: int
     latest_reminder: int
     system: int | None = None
+    fim_hole: int | None = None
+    fim_begin: int | None = None
+    fim_end: int | None = None
 
 
 MARKERS = SpecialTokens.__struct_fields__
@@ -45,8 +48,11 @@ SPELLING = {
     "dsml": "｜DSML｜",
     "latest_reminder": "<｜latest_reminder｜>",
     "system": "<｜System｜>",
+    "fim_hole": "<｜fim▁hole｜>",
+    "fim_begin": "<｜fim▁begin｜>",
+    "fim_end": "<｜fim▁end｜>",
 }
-OPTIONAL = ("system",)
+OPTIONAL = ("system", "fim_hole", "fim_begin", "fim_end")
 
 # The published vocabulary; a tokenizer of this size must agree with it, id by id.
 PUBLIC_VOCAB_SIZE = 129_280
@@ -61,6 +67,9 @@ PUBLIC_IDS = SpecialTokens(
     dsml=128825,
     latest_reminder=128828,
     system=128799,
+    fim_hole=128800,
+    fim_begin=128801,
+    fim_end=128802,
 )
 
 
@@ -105,6 +114,11 @@ class Tokenizer:
         except msgspec.DecodeError as error:
             raise BadCheckpoint(f"{path} is not JSON: {error}; fetch the file again") from None
         return cls(data, source=str(path), trust=trust)
+
+    @property
+    def added_ids(self) -> list[int]:
+        """The tokens that no text is encoded to unless it is meant: markers and their like."""
+        return sorted(self._added.values())
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of text from a client. Never an added token, whatever the text spells."""

@@ -1,13 +1,15 @@
 """Raw completions over a scripted engine."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from relight.base.types import Request
 from relight.engine.replay import ReplayClient
-from tests.serve.fakes import EOS, TOKENIZER, answering, echo, events, rig, tokens
+from relight.text.tokenizer import SPELLING, Tokenizer
+from tests.serve.fakes import EOS, FOLDER, TOKENIZER, answering, echo, events, rig, tokens
 
 
 def test_the_bytes_of_a_raw_stream() -> None:
@@ -119,3 +121,54 @@ def test_a_seed_is_drawn_where_none_is_given() -> None:
     assert seeds[0] != seeds[1]
     assert seeds[2] == 5
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("prompt", ["one two", [70, 71, 72], ["one", "two"], [[70], [71, 72]]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_stands_before_the_answer(prompt: Any, stream: bool) -> None:
+    asked = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    texts = [p if isinstance(p, str) else TOKENIZER.decode(p) for p in asked]
+    response = answering("x STOP y" + EOS).complete(prompt, echo=True, stream=stream, stop="STOP")
+    seen = ["" for _ in asked]
+    if stream:
+        for chunk in events(response)[:-1]:
+            seen[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    else:
+        seen = [choice["text"] for choice in response.json()["choices"]]
+    assert seen == [text + "x " for text in texts]
+
+
+def test_an_echoed_prompt_is_not_searched_for_stop_strings() -> None:
+    choice = answering("x" + EOS).complete("a STOP b", echo=True, stop="STOP").json()["choices"][0]
+    assert choice["text"] == "a STOP bx"
+
+
+def test_every_choice_has_the_echo() -> None:
+    body = answering("x" + EOS).complete(["a", "b"], echo=True, n=2).json()
+    assert [choice["text"] for choice in body["choices"]] == ["ax", "ax", "bx", "bx"]
+
+
+def test_a_suffix_without_the_markers_for_it_is_refused_and_an_empty_one_asks_for_nothing() -> None:
+    error = answering("x").complete("a", suffix="b").json()["error"]
+    assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
+    assert answering("x" + EOS).complete("a", suffix="").status_code == 200
+
+
+def test_an_echo_with_log_probabilities_is_refused() -> None:
+    error = answering("x").complete("a", echo=True, logprobs=0).json()["error"]
+    assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
+    assert answering("x" + EOS).complete("a", echo=True, logprobs=False).status_code == 200
+
+
+def test_a_suffix_reaches_the_engine_as_a_middle_to_fill(tmp_path: Any) -> None:
+    data = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
+    size = TOKENIZER.vocab_size
+    for i, name in enumerate(("fim_begin", "fim_hole", "fim_end")):
+        marker = dict(data["added_tokens"][0], id=size + i, content=SPELLING[name])
+        data["added_tokens"].append(marker)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    rig_ = answering("x" + EOS)
+    rig_.server.sessions[0].tokenizer = tokenizer
+    rig_.complete([70, 71], suffix="b")
+    assert rig_.client.requests[0].prompt == (size, 70, 71, size + 1, *tokens("b"), size + 2)
