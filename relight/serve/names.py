@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from relight.base.errors import RelightError
 
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_PLACE = re.compile(r"(messages|tools)\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """`messages` says where each message of the conversation stood in the body, `words` replaces
-    what matches, first to last."""
+    """`messages` says where each message of the conversation stood in the body, and so does `tools`
+    unless it is None. `words` replace what matches, first to last, before that."""
 
     messages: Sequence[str]
+    tools: Sequence[str] | None = None
     words: Sequence[tuple[str, str]] = ()
 
     @contextmanager
@@ -32,8 +33,9 @@ class Names:
     def _renamed(self, text: str) -> str:
         for pattern, word in self.words:
             text = re.sub(pattern, word, text)
-        return _MESSAGE.sub(self._place, text)
+        return _PLACE.sub(self._place, text)
 
     def _place(self, match: re.Match[str]) -> str:
-        number = int(match[1])
-        return self.messages[number] if number < len(self.messages) else match[0]
+        places = self.messages if match[1] == "messages" else self.tools
+        number = int(match[2])
+        return match[0] if places is None or number >= len(places) else places[number]

@@ -14,6 +14,8 @@ from relight.serve.exchange import Exchange
 from relight.serve.messages import schema as anthropic
 from relight.serve.messages.route import count_tokens, messages
 from relight.serve.messages.voice import MessagesVoice
+from relight.serve.responses import schema as items
+from relight.serve.responses.route import responses
 from relight.serve.server import Server
 from relight.serve.voice import OPENAI, Voice
 
@@ -54,6 +56,15 @@ OPERATIONS = (
         schema.CompletionCall,
         schema.TextCompletion,
         schema.TextCompletion,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        responses,
+        "Answer a conversation of items.",
+        items.ResponsesCall,
+        items.ResponseBody,
+        items.ResponseEvent,
     ),
     Operation(
         "POST",

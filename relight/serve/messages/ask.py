@@ -67,7 +67,7 @@ def chat_call(call: PromptCall) -> tuple[ChatCall, Names]:
         asked.top_k = call.top_k
         asked.seed = call.seed
         asked.cache_salt = call.cache_salt
-    return asked, Names([place for place, _ in placed], _WORDS)
+    return asked, Names([place for place, _ in placed], words=_WORDS)
 
 
 def _system(call: PromptCall) -> Iterator[Placed]:

@@ -1,0 +1,80 @@
+"""A call in the protocol of items → the chat call that asks the same. Knows no answer, and decides
+nothing that the chat call decides."""
+
+from dataclasses import dataclass
+
+from relight.base.errors import Unsupported
+from relight.serve.decode import shown
+from relight.serve.fields import Refused
+from relight.serve.names import Names
+from relight.serve.responses.items import read_items
+from relight.serve.responses.schema import ResponsesCall
+from relight.serve.responses.tools import Tools, read_choice, read_tools
+from relight.serve.schema import ChatCall, ChatMessage
+
+_STORED = Refused((), "nothing is stored here: send the whole conversation in input")
+
+REFUSED = {
+    "previous_response_id": _STORED,
+    "conversation": _STORED,
+    "background": Refused((False,), "leave it out, and stream if the answer takes long"),
+    "prompt": Refused((), "send the text itself in instructions or input"),
+    "top_logprobs": Refused((0,), "ask for log probabilities by chat completions"),
+}
+"""Fields of the protocol that are not built."""
+
+SEALED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+
+_WORDS = (
+    (r"^messages\b(?!\[)", "input"),
+    (r"(messages\[\d+\])\.tool_calls", r"\1"),
+    (r"(tools\[\d+\])\.function\.", r"\1."),
+    (r"\.tool_call_id", ".call_id"),
+    (r"reasoning_effort", "reasoning.effort"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    call: ChatCall
+    names: Names
+    tools: Tools
+
+
+def chat_call(call: ResponsesCall) -> Asked:
+    """Raises `BadRequest` and `Unsupported` that name the field as it was sent."""
+    if LOGPROBS in (call.include or ()):
+        raise Unsupported(
+            f"include names {LOGPROBS}, which is not built; ask for log probabilities by chat "
+            "completions",
+            param="include",
+        )
+    if call.text and call.text.format and call.text.format.get("type") != "text":
+        raise Unsupported(
+            f"text.format is {shown(call.text.format)}; only text is served", param="text.format"
+        )
+    placed = []
+    if call.instructions:
+        instructions = ChatMessage(role="system", content=call.instructions)
+        placed.append(("instructions", instructions))
+    if isinstance(call.input, str):
+        placed.append(("input", ChatMessage(role="user", content=call.input)))
+    else:
+        placed += read_items(call.input)
+    tools = read_tools(call.tools or ())
+    asked = ChatCall(
+        model=call.model,
+        messages=[message for _, message in placed],
+        tools=tools.functions,
+        tool_choice=read_choice(call.tool_choice),
+        parallel_tool_calls=call.parallel_tool_calls,
+        reasoning=call.reasoning,
+        max_tokens=call.max_output_tokens,
+        stream=call.stream,
+        temperature=call.temperature,
+        top_p=call.top_p,
+        seed=call.seed,
+        cache_salt=call.cache_salt,
+    )
+    return Asked(asked, Names([place for place, _ in placed], tools.places, _WORDS), tools)

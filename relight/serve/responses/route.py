@@ -1,0 +1,55 @@
+"""`POST /v1/responses`. Knows the order of things; shapes are in `ask` and `stream`."""
+
+from relight.serve import ask
+from relight.serve.decode import decode
+from relight.serve.exchange import Exchange
+from relight.serve.responses.ask import REFUSED, SEALED, chat_call
+from relight.serve.responses.schema import ReasoningEcho, ResponseBody, ResponsesCall
+from relight.serve.responses.stream import ResponseTeller
+from relight.serve.server import Server
+from relight.serve.teller import answer
+from relight.session import Job
+
+
+async def responses(server: Server, exchange: Exchange) -> None:
+    body = await exchange.body(server.options.body_limit)
+    with server.counted():
+        decoded = decode(body, ResponsesCall, REFUSED, strict=server.options.strict_fields)
+        call = decoded.call
+        model = server.model_name(call.model)
+        asked = chat_call(call)
+        with asked.names.told():
+            conversation = ask.conversation(asked.call.messages, asked.call)
+            options = ask.options(asked.call)
+    dropped = [f"tools.{kind}" for kind in asked.tools.dropped]
+    server.report_ignored(exchange, [*decoded.ignored, *dropped])
+    created = int(server.wall_clock())
+
+    def teller(job: Job) -> ResponseTeller:
+        response = _response(call, f"resp_{job.request.id}", created, model)
+        return ResponseTeller(response, asked.tools, sealed=SEALED in (call.include or ()))
+
+    with asked.names.told():
+        stream = bool(call.stream)
+        await answer(server, exchange, conversation, options, teller, stream=stream)
+
+
+def _response(call: ResponsesCall, id: str, created: int, model: str) -> ResponseBody:
+    """The answer before it begins: what was asked, in the words of the client."""
+    return ResponseBody(
+        id=id,
+        created_at=created,
+        status="in_progress",
+        model=model,
+        output=[],
+        instructions=call.instructions,
+        max_output_tokens=call.max_output_tokens,
+        parallel_tool_calls=call.parallel_tool_calls is not False,
+        reasoning=ReasoningEcho(call.reasoning.effort if call.reasoning else None),
+        temperature=call.temperature,
+        top_p=call.top_p,
+        text={"format": (call.text and call.text.format) or {"type": "text"}},
+        tool_choice="auto" if call.tool_choice is None else call.tool_choice,
+        tools=call.tools or [],
+        metadata=call.metadata or {},
+    )
