@@ -84,24 +84,39 @@ def matmul_rows(x: Tensor, w: Tensor, family: Family, rows: int = BLOCK_ROWS) ->
     The prefill family multiplies blocks of `rows` rows, the step family one row at a time; the two
     differ in bits. Sums run over tiles of the terms in ascending order.
     """
-    columns, inner = w.shape
+    count, (columns, inner) = x.shape[0], w.shape
     short, narrow = -columns % TILE_COLUMNS, -inner % ALIGN
     if short or narrow:
-        w, x = F.pad(w, (0, narrow, 0, short)), F.pad(x, (0, narrow))
-    tiles: Tensor = w.unflatten(0, (-1, TILE_COLUMNS)).transpose(1, 2)  # [N / 64, K, 64]
-    out = in_blocks(lambda block: _tiled_product(block, tiles), x, rows=family_rows(family, rows))
-    return out[:, :columns].contiguous()
+        w = F.pad(w, (0, narrow, 0, short))
+    tiles: Tensor = w.unflatten(0, (-1, TILE_COLUMNS)).transpose(1, 2)  # [t, K, 64]
+    rows = family_rows(family, rows)
+    blocks = _blocks(x, rows, narrow)  # [b, rows, K]
+    out = _products(blocks[..., :TILE_INNER], tiles[:, :TILE_INNER])
+    for at in range(TILE_INNER, tiles.shape[1], TILE_INNER):
+        out += _products(blocks[..., at : at + TILE_INNER], tiles[:, at : at + TILE_INNER])
+    return out.transpose(1, 2).reshape(-1, w.shape[0])[:count, :columns].contiguous()
 
 
-def _tiled_product(block: Tensor, tiles: Tensor) -> Tensor:
-    """block [m, K] times tiles [t, K, c] -> [m, t * c]."""
-    wide = block.expand(tiles.shape[0], -1, -1)
-    starts = range(0, block.shape[1], TILE_INNER)
-    parts = (torch.bmm(wide[..., k : k + TILE_INNER], tiles[:, k : k + TILE_INNER]) for k in starts)
-    total = next(parts)
-    for part in parts:
-        total += part
-    return total.transpose(0, 1).flatten(1)
+def _blocks(x: Tensor, rows: int, narrow: int) -> Tensor:
+    """x [n, K] as [blocks, rows, K + narrow] in memory of its own, zero behind the last row: so
+    each block begins at a multiple of 64 bytes, wherever the caller's tensor lies. At least one."""
+    count = max(-(-x.shape[0] // rows), 1)
+    padded = x.new_zeros((count * rows, x.shape[1] + narrow))
+    padded[: x.shape[0], : x.shape[1]] = x
+    return padded.view(count, rows, -1)
+
+
+def _products(blocks: Tensor, tiles: Tensor) -> Tensor:
+    """Each of blocks [b, m, k] times all of tiles [t, k, c] -> [b, t, m, c].
+
+    A loop, since in a larger batch a library may order its sums otherwise. The views are made
+    outside of it: for one row they would cost more than its product.
+    """
+    wide = blocks.unsqueeze(1).expand(-1, tiles.shape[0], -1, -1)
+    out = blocks.new_empty((*wide.shape[:3], tiles.shape[2]))
+    for block, result in zip(wide.unbind(), out.unbind(), strict=True):
+        torch.bmm(block, tiles, out=result)
+    return out
 
 
 def sigmoid(x: Tensor) -> Tensor:
