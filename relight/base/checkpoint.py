@@ -11,7 +11,7 @@ from relight.base.config import ModelConfig, ParsedConfig, read_config
 from relight.base.errors import BadCheckpoint
 from relight.base.files import read_regular
 from relight.base.headers import FETCH, StoredTensor, fault, parse_json, read_header
-from relight.base.tensors import TensorSpec, backbone_tensors
+from relight.base.tensors import VISION_PREFIXES, TensorSpec, backbone_tensors
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -32,7 +32,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTensors:
-    """What the backbone reads, by name, and what is there besides (`mtp.*`) and is not read."""
+    """What the backbone reads, by name, and what is there besides (drafts under `mtp.`, what only
+    images need) and is not read."""
 
     used: Mapping[str, StoredTensor]
     skipped: tuple[StoredTensor, ...]
@@ -148,8 +149,9 @@ def check_against(checkpoint: Checkpoint, config: ModelConfig) -> CheckedTensors
     """Compares names, dtypes and shapes with what `config` asks for. Raises BadCheckpoint."""
     stored = checkpoint.tensors
     wanted = {spec.name: spec for spec in backbone_tensors(config)}
-    skipped = tuple(t for t in stored.values() if t.name.startswith(DRAFT_PREFIX))
-    _check_origin(checkpoint, wanted)
+    ignored = ignored_prefixes(config)
+    skipped = tuple(t for t in stored.values() if t.name.startswith(ignored))
+    _check_origin(checkpoint, wanted, ignored)
     faults = [
         f"{checkpoint.folder}: {name} is missing; wanted {spec.dtype} {list(spec.shape)}"
         for name, spec in wanted.items()
@@ -160,7 +162,7 @@ def check_against(checkpoint: Checkpoint, config: ModelConfig) -> CheckedTensors
         if tensor.name in wanted
         else f"{tensor.file}: {tensor.name} is extra; wanted no such tensor"
         for tensor in stored.values()
-        if not tensor.name.startswith(DRAFT_PREFIX) and not _matches(tensor, wanted)
+        if not tensor.name.startswith(ignored) and not _matches(tensor, wanted)
     ]
     if faults:
         shown = "; ".join(faults[:SHOWN_FAULTS])
@@ -172,13 +174,20 @@ def check_against(checkpoint: Checkpoint, config: ModelConfig) -> CheckedTensors
     return CheckedTensors({name: stored[name] for name in wanted}, skipped)
 
 
-def _check_origin(checkpoint: Checkpoint, wanted: Mapping[str, TensorSpec]) -> None:
+def ignored_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """Of tensors that a backbone does not read; V4 has no tower for images that they may be of."""
+    return (DRAFT_PREFIX, *(VISION_PREFIXES if config.generation == "v4.1" else ()))
+
+
+def _check_origin(
+    checkpoint: Checkpoint, wanted: Mapping[str, TensorSpec], ignored: tuple[str, ...]
+) -> None:
     """A shard most of whose tensors do not fit comes from another model: said once, not a thousand
     times."""
     counts: Counter[Path] = Counter()
     misfits: dict[Path, list[StoredTensor]] = {}
     for tensor in checkpoint.tensors.values():
-        if tensor.name.startswith(DRAFT_PREFIX):
+        if tensor.name.startswith(ignored):
             continue
         counts[tensor.file] += 1
         if not _matches(tensor, wanted):

@@ -1,27 +1,23 @@
-"""The published V4 models as configurations, and what official numerics ask of any size.
+"""The published models as configurations, and what official numerics ask of any size.
 
 Knows no file: the configurations are what `read_config` makes of the published config.json files.
 """
 
 from dataclasses import replace
 
-from relight.base.config import DraftSpec, LayerSpec, ModelConfig, RopeScaling
 from relight.base.errors import BadConfig
+from relight.base.schedule import csa2_schedule
+from relight.base.schedule import schedule as schedule  # for whoever makes a model of such sizes
+from relight.base.specs import (
+    CandidateSpec,
+    DraftSpec,
+    EngramSpec,
+    ModelConfig,
+    RopeScaling,
+    VisionSpec,
+)
 
 CSA_AND_HCA = (4, 128)
-
-
-def schedule(ratios: tuple[int, ...], num_hash: int) -> tuple[LayerSpec, ...]:
-    """Layers of these compression ratios, the first `num_hash` of them routed by table."""
-    return tuple(
-        LayerSpec(
-            index,
-            "sliding" if ratio == 0 else "csa" if ratio == 4 else "hca",
-            ratio,
-            "hash" if index < num_hash else "bias",
-        )
-        for index, ratio in enumerate(ratios)
-    )
 
 
 V4_FLASH = ModelConfig(
@@ -81,11 +77,50 @@ V4_PRO = replace(
     draft=DraftSpec("dspark", 3, 5, 128799, (58, 59, 60), markov_rank=512),
 )
 
+V41_FLASH = replace(
+    V4_FLASH,
+    hidden_size=5120,
+    q_lora_rank=1280,
+    rms_norm_eps=1e-20,
+    num_experts=384,
+    moe_intermediate_size=2304,
+    index_heads=32,
+    fp8_block=32,
+    layers=csa2_schedule(
+        (0, 0, *(2,) * 18, *(1,) * 20),
+        kv_sources=(2, 8, 14, 20),
+        index_sources=(2, 8, 14, 20, 24, 28, 32, 36),
+        engram_rows={1: 384006168, 14: 384016682},
+    ),
+    draft=DraftSpec(
+        "dspark", 3, 5, 128799, (37, 38, 39), 256, num_experts=128, experts_per_token=3
+    ),
+    generation="v4.1",
+    candidates=CandidateSpec(source=20, topk_blocks=2048, block_size=8),
+    engram=EngramSpec(
+        max_ngram=4,
+        heads=8,
+        head_dim=256,
+        vocab_size=16000000,
+        pad_token_id=2,
+        compressed_vocab=99092,
+    ),
+    vision=VisionSpec(
+        num_layers=32,
+        hidden_size=1024,
+        intermediate_size=2816,
+        patch_size=14,
+        downsample_ratio=3,
+        image_token_id=129264,
+    ),
+)
+
 NAMES = (
     ("V4-Flash (preview)", V4_FLASH),
     ("V4-Flash with DSpark (0731)", V4_FLASH_DSPARK),
     ("V4-Flash-Base", V4_FLASH_BASE),
     ("V4-Pro", V4_PRO),
+    ("V4.1-Flash", V41_FLASH),
 )
 
 
@@ -97,27 +132,28 @@ def official_name(config: ModelConfig) -> str | None:
 def check_official_numerics(config: ModelConfig) -> None:
     """Raises BadConfig unless every quantised width fills whole blocks.
 
-    FP8 activations are scaled in blocks of 128 along K, cached rows in groups of 64 before the
-    rotary dims, index keys pass a Hadamard transform and FP4 groups of 32.
+    FP8 activations are scaled in blocks of 128 (V4) or 32 (V4.1) along K. Cached rows are scaled in
+    groups of 64 before the rotary dims (V4) or of 32 and 16 over all dims (V4.1). Index keys pass a
+    Hadamard transform (V4) and are FP4 in groups of 32.
     """
-    c = config
+    c, unit = config, config.fp8_block
+    widths = [
+        ("hidden_size", c.hidden_size, unit),
+        ("q_lora_rank", c.q_lora_rank, unit),
+        ("o_groups * o_lora_rank", c.o_groups * c.o_lora_rank, unit),
+        ("moe_intermediate_size", c.moe_intermediate_size, unit),
+        ("num_attention_heads * head_dim / o_groups", c.num_heads * c.head_dim // c.o_groups, unit),
+    ]
+    if c.generation == "v4":
+        widths.append(("head_dim - qk_rope_head_dim", c.nope_dim, 64))
+    else:
+        widths += [("head_dim", c.head_dim, 32), ("index_head_dim", c.index_dim, 32)]
     faults = [
         f"{name} is {value}, wanted a multiple of {unit}"
-        for name, value, unit in (
-            ("hidden_size", c.hidden_size, 128),
-            ("q_lora_rank", c.q_lora_rank, 128),
-            ("o_groups * o_lora_rank", c.o_groups * c.o_lora_rank, 128),
-            ("moe_intermediate_size", c.moe_intermediate_size, 128),
-            (
-                "num_attention_heads * head_dim / o_groups",
-                c.num_heads * c.head_dim // c.o_groups,
-                128,
-            ),
-            ("head_dim - qk_rope_head_dim", c.nope_dim, 64),
-        )
+        for name, value, unit in widths
         if value % unit
     ]
-    if c.index_dim < 32 or c.index_dim & (c.index_dim - 1):
+    if c.generation == "v4" and (c.index_dim < 32 or c.index_dim & (c.index_dim - 1)):
         faults.append(f"index_head_dim is {c.index_dim}, wanted a power of two of at least 32")
     if faults:
         raise BadConfig(

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.table import Table
 
-from relight.base.checkpoint import OpenModel, open_model
+from relight.base.checkpoint import DRAFT_PREFIX, OpenModel, open_model
 from relight.base.official import official_name
 from relight.base.tensors import backbone_tensors
 
@@ -38,6 +38,7 @@ class Inspection:
     parts: tuple[PartSize, ...]
     num_tensors: int
     nbytes: int
+    skipped: tuple[PartSize, ...]
     skipped_tensors: int
     skipped_bytes: int
     unknown_fields: tuple[str, ...]
@@ -61,7 +62,7 @@ def _describe(model: OpenModel) -> Inspection:
         sizes[spec.part] += spec.nbytes
     return Inspection(
         folder=str(model.checkpoint.folder),
-        model=official_name(config) or "V4, not of a published size",
+        model=official_name(config) or f"{config.generation.upper()}, not of a published size",
         num_layers=config.num_layers,
         attention=dict(Counter(layer.attention for layer in config.layers)),
         routing=dict(Counter(layer.routing for layer in config.layers)),
@@ -73,6 +74,7 @@ def _describe(model: OpenModel) -> Inspection:
         parts=tuple(PartSize(part, tensors[part], sizes[part]) for part in tensors),
         num_tensors=len(model.tensors.used),
         nbytes=model.tensors.used_bytes,
+        skipped=_skipped(model),
         skipped_tensors=len(model.tensors.skipped),
         skipped_bytes=model.tensors.skipped_bytes,
         unknown_fields=model.parsed.unknown,
@@ -80,9 +82,22 @@ def _describe(model: OpenModel) -> Inspection:
     )
 
 
+def _skipped(model: OpenModel) -> tuple[PartSize, ...]:
+    """What is not loaded: the draft, and in V4.1 what only images need."""
+    parts = {"mtp.*": 0, "vision": 0} if model.config.vision else {"mtp.*": 0}
+    sizes: Counter[str] = Counter(parts)
+    counts: Counter[str] = Counter(parts)
+    for tensor in model.tensors.skipped:
+        part = "mtp.*" if tensor.name.startswith(DRAFT_PREFIX) else "vision"
+        counts[part] += 1
+        sizes[part] += tensor.nbytes
+    return tuple(PartSize(part, counts[part], sizes[part]) for part in counts)
+
+
 def render(inspection: Inspection) -> Group:
     """The tables that `relight inspect` prints."""
     facts = Table(show_header=False, box=None)
+    has_vision = any(part.part == "vision" for part in inspection.skipped)
     for name, value in (
         ("model", inspection.model),
         ("folder", inspection.folder),
@@ -91,6 +106,7 @@ def render(inspection: Inspection) -> Group:
         ("experts", f"{inspection.expert_format.upper()}"),
         ("context", f"{inspection.max_position:,} tokens"),
         ("draft", _draft(inspection)),
+        *((("images", "refused, the tower is not loaded"),) if has_vision else ()),
         ("shards", f"{inspection.num_shards}"),
         ("unknown fields", ", ".join(inspection.unknown_fields) or "none"),
         ("assumed fields", ", ".join(inspection.assumed_fields) or "none"),
@@ -112,7 +128,8 @@ def _sizes(inspection: Inspection) -> Table:
         table.add_row(part.part, *_size(part.num_tensors, part.nbytes))
     table.add_section()
     table.add_row("loaded", *_size(inspection.num_tensors, inspection.nbytes))
-    table.add_row("skipped (mtp.*)", *_size(inspection.skipped_tensors, inspection.skipped_bytes))
+    for part in inspection.skipped:
+        table.add_row(f"skipped ({part.part})", *_size(part.num_tensors, part.nbytes))
     total = inspection.num_tensors + inspection.skipped_tensors
     table.add_row("in the files", *_size(total, inspection.nbytes + inspection.skipped_bytes))
     return table

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from relight.base.tensors import FP4_BLOCK, TensorSpec
+from relight.base.tensors import TensorSpec
 from relight.kernels.codec import e4m3_encode
 
 FP8_SIGMA = 128.0
@@ -23,15 +23,16 @@ E4M3's 448: the scale is then the one that the official quantiser would choose."
 FP4_SIGMA = 2.93
 """Root mean square of the sixteen E2M1 values: sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)."""
 
-FP8_BLOCK = 128
-
 MEAN_AND_SIGMA: Mapping[str, tuple[float, float]] = {
     "attn_sink": (0.0, 1.0),
     "ape": (0.0, 0.5),
     "gate.bias": (0.0, 0.05),
+    "gate.bias_vl": (0.0, 0.05),
     "norm.weight": (1.0, 0.1),
     "enorm.weight": (1.0, 0.1),
     "hnorm.weight": (1.0, 0.1),
+    "q_weight": (1.0, 0.1),
+    "k_weight": (1.0, 0.1),
     "hc_attn_base": (0.0, 0.5),
     "hc_ffn_base": (0.0, 0.5),
     "hc_head_base": (0.0, 0.5),
@@ -105,12 +106,14 @@ def _scales(
     specs: Mapping[str, TensorSpec],
     generator: torch.Generator,
 ) -> Tensor:
-    """UE8M0 bytes around the one that gives the matrix 1/sqrt(K): half of them, a quarter of them
-    twice and a quarter of them half of it."""
-    packed = specs[spec.name.removesuffix("scale") + "weight"].dtype == "I8"
+    """UE8M0 bytes around the one that gives the matrix 1/sqrt(K), or an n-gram table 1: half of
+    them, a quarter of them twice and a quarter of them half of it."""
+    weight = specs[spec.name.removesuffix("scale") + "weight"]
+    packed = weight.dtype == "I8"
     sigma = FP4_SIGMA if packed else FP8_SIGMA
-    columns = spec.shape[-1] * (FP4_BLOCK if packed else FP8_BLOCK)
-    middle = 127 + round(-log2(sigma * sqrt(columns)))
+    columns = weight.shape[-1] * (2 if packed else 1)
+    summed = 1 if spec.name.endswith("engram.embed.scale") else columns
+    middle = 127 + round(-log2(sigma * sqrt(summed)))
     steps = torch.tensor([-1, 0, 0, 1])
     choice = _bytes(prod(shape), generator).int() & 3
     return (steps.index_select(0, choice) + middle).to(torch.uint8).view(shape)

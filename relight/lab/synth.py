@@ -1,4 +1,4 @@
-"""Writes random checkpoints of any V4 configuration in the official layout. Knows no model code.
+"""Writes random checkpoints of any configuration in the official layout. Knows no model code.
 
 A tensor's bytes depend on the seed, its name and its spec alone, not on threads, shards or what
 else is written. Sizes are chosen so that activations stay near one and logits vary.
@@ -17,9 +17,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from relight.base.config import DraftSpec, ModelConfig
+from relight.base.engram import table_rows
 from relight.base.errors import BadSetting, CannotFit
-from relight.base.official import V4_FLASH, V4_FLASH_BASE, V4_FLASH_DSPARK, V4_PRO, schedule
+from relight.base.official import (
+    V4_FLASH,
+    V4_FLASH_BASE,
+    V4_FLASH_DSPARK,
+    V4_PRO,
+    V41_FLASH,
+    schedule,
+)
+from relight.base.schedule import csa2_schedule
+from relight.base.specs import CandidateSpec, DraftSpec, EngramSpec, ModelConfig
 from relight.base.tensors import TensorSpec, model_tensors
 from relight.lab.randomise import random_bytes
 from relight.lab.shards import Place, ShardFiles, create_shards, new_checkpoint
@@ -50,12 +59,45 @@ TINY = replace(
 """Every kind of layer and routing at widths that official numerics allow: 1 to 4 MB a layer beside
 66 MB each of embedding and head."""
 
+TINY_ENGRAM = EngramSpec(
+    max_ngram=4, heads=2, head_dim=64, vocab_size=5000, pad_token_id=2, compressed_vocab=99092
+)
+
+TINY_V41 = replace(
+    V41_FLASH,
+    hidden_size=256,
+    num_heads=4,
+    head_dim=128,
+    q_lora_rank=128,
+    o_groups=2,
+    o_lora_rank=64,
+    max_position=131072,
+    num_experts=8,
+    experts_per_token=2,
+    moe_intermediate_size=128,
+    index_heads=16,
+    index_topk=64,
+    layers=csa2_schedule(
+        (0, 2, 2, 1, 1, 1, 1),
+        kv_sources=(1, 3),
+        index_sources=(1, 3, 5),
+        engram_rows=dict(zip((1, 4), table_rows(TINY_ENGRAM, 2), strict=True)),
+    ),
+    draft=DraftSpec("dspark", 3, 5, 128799, (4, 5, 6), 32, num_experts=4, experts_per_token=2),
+    candidates=CandidateSpec(source=3, topk_blocks=16, block_size=8),
+    engram=TINY_ENGRAM,
+    vision=None,
+)
+"""Every role of V4.1, two small n-gram tables and a draft."""
+
 PRESETS: Mapping[str, ModelConfig] = {
     "tiny": TINY,
     "v4-flash": V4_FLASH,
     "v4-flash-0731": V4_FLASH_DSPARK,
     "v4-flash-base": V4_FLASH_BASE,
     "v4-pro": V4_PRO,
+    "tiny-v4.1": TINY_V41,
+    "v4.1-flash": V41_FLASH,
 }
 
 
@@ -84,6 +126,12 @@ def preset(name: str, num_layers: int = 0) -> ModelConfig:
     config = PRESETS[name]
     if num_layers == 0 or num_layers == config.num_layers:
         return config
+    if config.generation != "v4":
+        raise BadSetting(
+            f"layers is {num_layers}; wanted all {config.num_layers} of {name}, whose layers read "
+            "from each other; tiny-v4.1 has one of each role",
+            param="layers",
+        )
     if not 0 < num_layers < config.num_layers:
         raise BadSetting(
             f"layers is {num_layers}; wanted 1 to {config.num_layers} for {name}; give fewer",

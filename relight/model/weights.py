@@ -14,7 +14,7 @@ from torch import Tensor
 
 from relight.base.checkpoint import OpenModel
 from relight.base.config import LayerSpec, ModelConfig
-from relight.base.errors import BadCheckpoint
+from relight.base.errors import BadCheckpoint, BadConfig
 from relight.base.headers import StoredTensor
 from relight.kernels.codec import (
     DenseWeight,
@@ -143,8 +143,14 @@ def load_weights(
 
     On CPU tensors share the pages of the files; experts are stacked and therefore copied. Raises
     BadCheckpoint when a file cannot be read to its end or holds a table of experts that no row can
-    be routed by, CannotFit when memory is refused.
+    be routed by, CannotFit when memory is refused, BadConfig for V4.1.
     """
+    if model.config.generation != "v4":
+        raise BadConfig(
+            f"{model.checkpoint.folder}: model_type is 'deepseek_v41'; wanted 'deepseek_v4', since "
+            "the engine does not run DeepSeek-V4.1 yet; serve a DeepSeek-V4 checkpoint",
+            param="model",
+        )
     with WeightSource(device) as source:
         loaded = _Loaded(model.config, model.tensors.used, source)
         source.run(threads, progress)

@@ -2,6 +2,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,24 @@ def test_draft_tensors_are_listed_as_skipped_with_their_bytes(folder):
     assert [tensor.name for tensor in tensors.skipped] == ["mtp.0.hc_head_scale"]
     assert tensors.skipped_bytes == 12
     assert tensors.used_bytes == 2994724
+
+
+def test_what_only_images_need_is_skipped_in_v41_and_foreign_to_v4(folder):
+    extra = {"dtype": "BF16", "shape": [2], "data_offsets": [2994724, 2994728]}
+    header, data = read_shard(folder / SHARD)
+    write_shard(folder / SHARD, {**header, "image_start": extra}, data + bytes(4))
+    edit_json(folder / INDEX_NAME, lambda index: index["weight_map"].update({"image_start": SHARD}))
+    with pytest.raises(BadCheckpoint, match="image_start is extra"):
+        open_model(folder)
+
+    checkpoint = read_checkpoint(GOLDEN.parents[1] / "v41" / "checkpoint")
+    tower = dict.fromkeys(("vision.norm.weight", "image_end"), checkpoint.tensors["norm.weight"])
+    stored = {**checkpoint.tensors, **{n: replace(t, name=n) for n, t in tower.items()}}
+    config = read_config(checkpoint.folder).config
+    tensors = check_against(replace(checkpoint, tensors=stored), config)
+    names = [tensor.name for tensor in tensors.skipped if not tensor.name.startswith("mtp.")]
+    assert names == list(tower)
+    assert len(tensors.used) + len(tensors.skipped) == len(stored)
 
 
 def test_a_config_that_does_not_tell_the_expert_format_gets_the_stored_one(folder):

@@ -188,8 +188,6 @@ CONTRADICTIONS = [
         "as at the root",
     ),
     ("model_type", {"model_type": "deepseek_v3"}, "wanted 'deepseek_v4'"),
-    ("model_type", {"model_type": "deepseek_v41"}, "not built yet"),
-    ("model_type", {"model_type": "deepseek_v41", "text_config": {}}, "DeepSeek-V4.1"),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from relight.base.errors import BadCheckpoint
-from relight.base.official import V4_FLASH_DSPARK
+from relight.base.official import V4_FLASH_DSPARK, V41_FLASH
 from relight.lab.inspect import Inspection, inspect, show
 from relight.lab.synth import TINY, synth
 
@@ -66,6 +66,31 @@ def test_the_table_shows_what_is_skipped_with_bytes(official):
     assert "10,862,838,300" in text
     assert "166,878,536,440" in text
     assert "43: 2 sliding, 21 csa, 20 hca" in text
+
+
+@pytest.fixture(scope="module")
+def v41(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    folder = tmp_path_factory.mktemp("v41")
+    synth(V41_FLASH, folder, sparse=True, tokenizer=None)
+    return inspect(folder)
+
+
+def test_v41_is_named_with_roles_tables_and_what_is_skipped(v41):
+    assert v41.model == "V4.1-Flash"
+    assert v41.attention == {"sliding": 2, "full": 4, "reuse": 30, "reindex": 4}
+    assert v41.num_tensors + v41.skipped_tensors == 96_085
+    assert v41.nbytes + v41.skipped_bytes == 510_286_023_000
+    skipped = {part.part: (part.num_tensors, part.nbytes) for part in v41.skipped}
+    assert skipped == {"mtp.*": (2_401, 7_932_874_632), "vision": (266, 970_536_960)}
+    engram = next(part for part in v41.parts if part.part == "engram")
+    assert engram.nbytes > 264 * 768_000_000
+
+
+def test_v41_says_that_images_are_not_read(v41):
+    text = shown(v41)
+    assert "refused, the tower is not loaded" in text
+    assert "skipped (vision)" in text
+    assert "970,536,960" in text
 
 
 def test_unknown_fields_are_shown_by_name(tmp_path):

@@ -15,6 +15,7 @@ from relight.base.official import (
     V4_FLASH,
     V4_FLASH_DSPARK,
     V4_PRO,
+    V41_FLASH,
     check_official_numerics,
     schedule,
 )
@@ -111,6 +112,21 @@ def test_the_whole_official_checkpoint_is_laid_out_sparse(tmp_path, config):
     on_disk = sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir())
     assert on_disk < 50e6
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) > written.nbytes
+
+
+def test_the_roles_of_v41_are_written_and_read_back(tmp_path):
+    config = preset("tiny-v4.1")
+    engram = replace(config.engram, compressed_vocab=265)
+    draft = replace(config.draft, noise_token_id=319)
+    config = replace(config, vocab_size=320, engram=engram, draft=draft)
+    synth(config, tmp_path, tokenizer=None)
+    assert open_model(tmp_path).config == config
+
+
+def test_layers_of_v41_are_not_cut():
+    with pytest.raises(BadSetting, match="read from each other"):
+        preset("v4.1-flash", 7)
+    assert preset("v4.1-flash", 40) == V41_FLASH
 
 
 def test_dspark_stages_lie_in_shards_of_their_own(tmp_path):
