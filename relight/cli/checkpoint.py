@@ -34,7 +34,11 @@ def inspect(
 def synth(
     folder: FOLDER,
     preset: Annotated[
-        str, typer.Option(help="Which sizes: tiny, v4-flash, v4-flash-0731, v4-flash-base, v4-pro.")
+        str,
+        typer.Option(
+            help="Which sizes: tiny, v4-flash, v4-flash-0731, v4-flash-base, v4-pro, tiny-v4.1, "
+            "v4.1-flash."
+        ),
     ] = "tiny",
     config: Annotated[
         Path | None, typer.Option(help="A config.json to take the sizes from instead.")
@@ -85,7 +89,7 @@ def synth(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="Folder that transformers saved.")],
+    source: Annotated[Path, typer.Argument(help="Folder of the unpacked weights.")],
     folder: FOLDER,
     quantise: Annotated[
         bool,
@@ -93,7 +97,7 @@ def convert(
     ] = False,
     force: FORCE = False,
 ) -> None:
-    """Rewrite a V4 model that transformers saved in the official layout.
+    """Rewrite unpacked weights, as transformers saves V4, in the official layout.
 
     Example: `relight convert saved official --quantise`
     """
@@ -106,6 +110,8 @@ def convert(
         done = lab.convert(source, folder, quantise=quantise, force=force, progress=progress)
     for loss in done.losses:
         print(f"{loss.part}: relative error {loss.relative_rms:.2%} (worst: {loss.worst_tensor})")
+    if done.left_out:
+        print(f"left out: {done.left_out:,} tensors of a V4 draft or for images only")
     if done.unknown_fields:
         print(f"fields of config.json that are not kept: {', '.join(done.unknown_fields)}")
     print(f"{done.folder}: {done.num_tensors:,} tensors, {done.nbytes:,} bytes")

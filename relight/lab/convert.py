@@ -1,10 +1,14 @@
-"""Rewrites a V4 model that transformers saved in the official layout. Knows no model code.
+"""Rewrites a model of unpacked weights in the official layout. Knows no model code.
 
 The official layout holds most matrices in FP8 or FP4 and most vectors in BF16. Weights that came
 from an official checkpoint lie on those grids, and converting them loses nothing. Others are
 refused unless rounding is asked for; then each part's loss is reported: near 2.7 % for FP8 and 12 %
-for FP4 on normal weights. Scales follow the official rule, 2^ceil(log2(amax / 448)) a tile of
-128 × 128 for FP8 and 2^ceil(log2(amax / 6)) for 32 columns of a row for FP4, which never clips.
+for FP4 on normal weights. Scales follow the official rule, 2^ceil(log2(amax / 448)) a tile for FP8
+(128 × 128 in V4, 32 × 32 in V4.1, 32 values of a row in n-gram tables) and 2^ceil(log2(amax / 6))
+for 32 columns of a row for FP4, which never clips.
+
+V4 may have the names that transformers writes. V4.1 must have official names. Its draft is kept,
+and what only images need is left out.
 """
 
 import json
@@ -12,24 +16,37 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from relight.base.checkpoint import read_checkpoint
-from relight.base.config import ParsedConfig, parse_config
+from relight.base.config import ModelConfig, ParsedConfig, parse_config
 from relight.base.errors import BadCheckpoint, BadConfig, BadSetting
 from relight.base.headers import StoredTensor
-from relight.base.tensors import Part, TensorSpec, backbone_tensors
-from relight.kernels.codec import E4M3_MAX, Fp4Weight, Fp8Weight, fp4_quantise, fp8_quantise
+from relight.base.tensors import (
+    ENGRAM_BLOCK,
+    VISION_PREFIXES,
+    Part,
+    TensorSpec,
+    backbone_tensors,
+    model_tensors,
+)
+from relight.kernels.codec import Fp4Weight, fp4_quantise
 from relight.lab.shards import Place, ShardFiles, create_shards, new_checkpoint
-from relight.lab.transformers_form import Origin, official_fields, origins
+from relight.lab.tiles import fp8_tiles, fp8_untile
+from relight.lab.transformers_form import Origin, official_fields, official_origins, origins
 from relight.model.source import WeightSource, byte_view
 
-LEAST_BLOCK_MAX = E4M3_MAX * 2.0**-126
-"""Below this the scale would not be a normal float32."""
+V41_QUANTISATION = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "scale_fmt": "ue8m0",
+    "weight_block_size": [32, 32],
+    "expert_dtype": "fp4",
+}
 
 SOURCE_DTYPES = ("F32", "BF16", "F16", "I64")
 
@@ -50,6 +67,8 @@ class Converted:
     nbytes: int
     losses: tuple[Loss, ...]
     unknown_fields: tuple[str, ...]
+    left_out: int
+    """Tensors of a draft (V4) or of what only images need (V4.1)."""
 
 
 def convert(
@@ -61,7 +80,7 @@ def convert(
     threads: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
-    """Reads `source`, a folder of save_pretrained or of a state dict, and writes `folder`.
+    """Reads `source`, a folder of unpacked weights, and writes `folder`.
 
     `quantise` allows rounding. `threads` 0 is one a core. Raises BadConfig, BadCheckpoint and
     BadSetting, and leaves no half of a checkpoint then.
@@ -76,18 +95,33 @@ def convert(
     if packed := [t for t in checkpoint.tensors.values() if t.dtype == "F8_E8M0"]:
         raise BadCheckpoint(
             f"{packed[0].file}: {packed[0].name} is F8_E8M0, so the weights are packed already; "
-            "wanted weights as transformers saves them; use the folder as it is",
+            "wanted float weights; use the folder as it is",
             param="source",
         )
-    specs = list(backbone_tensors(parsed.config))
-    found = _locate(source, specs, checkpoint.tensors)
+    is_v4 = parsed.config.generation == "v4"
+    specs = list((backbone_tensors if is_v4 else model_tensors)(parsed.config))
+    stored = {
+        name: tensor
+        for name, tensor in checkpoint.tensors.items()
+        if not (
+            "mtp." in name if is_v4 else name.removeprefix("model.").startswith(VISION_PREFIXES)
+        )
+    }
+    found = _locate(source, specs, stored, origins if is_v4 else official_origins)
     with new_checkpoint(folder, parsed.config, force=force):
-        converter = _Converter(create_shards(folder, specs), found, quantise)
+        converter = _Converter(parsed.config, create_shards(folder, specs), found, quantise)
         losses = converter.run(threads or os.cpu_count() or 1, progress)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if (source / name).exists():
                 shutil.copyfile(source / name, folder / name)
-    return Converted(folder, len(specs), sum(s.nbytes for s in specs), losses, parsed.unknown)
+    return Converted(
+        folder,
+        len(specs),
+        sum(spec.nbytes for spec in specs),
+        losses,
+        parsed.unknown,
+        left_out=len(checkpoint.tensors) - len(stored),
+    )
 
 
 def _read_config(source: Path) -> ParsedConfig:
@@ -102,7 +136,10 @@ def _read_config(source: Path) -> ParsedConfig:
         ) from error
     if not isinstance(data, dict):
         raise BadConfig(f"{file}: is no JSON object; wanted one; save the model again")
-    return parse_config(official_fields(data), str(file))
+    if "text_config" not in data:
+        return parse_config(official_fields(data), str(file))
+    parsed = parse_config({**data, "quantization_config": V41_QUANTISATION}, str(file))
+    return replace(parsed, config=replace(parsed.config, vision=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +149,10 @@ class _Found:
 
 
 def _locate(
-    source: Path, specs: Iterable[TensorSpec], stored: Mapping[str, StoredTensor]
+    source: Path,
+    specs: Iterable[TensorSpec],
+    stored: Mapping[str, StoredTensor],
+    origins: Callable[[str], Iterable[Origin]],
 ) -> dict[str, _Found]:
     """The source of every tensor but scales. All that is missing, extra or mis-shaped is named."""
     found: dict[str, _Found] = {}
@@ -132,7 +172,7 @@ def _locate(
     faults += [
         f"{tensor.file}: {name} is extra; wanted no such tensor"
         for name, tensor in stored.items()
-        if name not in used and "mtp." not in name
+        if name not in used
     ]
     if faults:
         shown, rest = faults[:8], len(faults) - 8
@@ -162,8 +202,13 @@ def _value_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 class _Converter:
     def __init__(
-        self, places: Mapping[str, Place], found: Mapping[str, _Found], quantise: bool
+        self,
+        config: ModelConfig,
+        places: Mapping[str, Place],
+        found: Mapping[str, _Found],
+        quantise: bool,
     ) -> None:
+        self._block = config.fp8_block
         self._places, self._found, self._quantise = places, found, quantise
 
     def run(self, threads: int, progress: Callable[[int, int], None] | None) -> tuple[Loss, ...]:
@@ -193,7 +238,7 @@ class _Converter:
     ) -> tuple[int, Loss | None]:
         place, found = self._places[name], self._found[name]
         values = _slice(source.mapped(found.stored), found.origin)
-        stored, rounded = _encode(place.spec, values)
+        stored, rounded = _encode(place.spec, values, self._block)
         loss = None
         if rounded is not None:
             loss = Loss(place.spec.part, name, _relative_rms(values, rounded))
@@ -222,7 +267,9 @@ def _scale_name(name: str) -> str:
     return name.removesuffix("weight") + "scale"
 
 
-def _encode(spec: TensorSpec, values: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+def _encode(
+    spec: TensorSpec, values: Tensor, block: int
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """The stored tensors (data, and scales of a quantised matrix) and the float32 values that they
     stand for; None where nothing is rounded by its kind."""
     match spec.dtype:
@@ -237,22 +284,9 @@ def _encode(spec: TensorSpec, values: Tensor) -> tuple[tuple[Tensor, ...], Tenso
             data, scale = fp4_quantise(values)
             return (data.contiguous(), scale.contiguous()), Fp4Weight(data, scale).decode()
         case _:
-            data, scale = fp8_tiles(values.float(), block=128)
-            return (data, scale), Fp8Weight(data, scale, 128).decode()
-
-
-def fp8_tiles(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """float32 [N, K] -> E4M3 codes [N, K] and UE8M0 scales [ceil(N / block), ceil(K / block)]."""
-    rows, columns = values.shape
-    high, wide = -(-rows // block), -(-columns // block)
-    padded = values.new_zeros(high * block, wide * block)
-    padded[:rows, :columns] = values
-    tiles = padded.view(high, block, wide, block).transpose(1, 2)
-    codes, scales = fp8_quantise(
-        tiles.reshape(high, wide, block * block), block * block, floor=LEAST_BLOCK_MAX
-    )
-    grid = codes.view(high, wide, block, block).transpose(1, 2).reshape(padded.shape)
-    return grid[:rows, :columns].contiguous(), scales.view(high, wide)
+            tile = (1, ENGRAM_BLOCK) if ".engram.embed." in spec.name else (block, block)
+            data, scale = fp8_tiles(values.float(), tile)
+            return (data, scale), fp8_untile(data, scale, tile)
 
 
 def _relative_rms(given: Tensor, rounded: Tensor) -> float:

@@ -101,6 +101,12 @@ def origins(name: str) -> Iterator[Origin]:
         yield Origin(f"model.layers.{layer}.{STATE_DICT_LEAVES[leaf]}")
 
 
+def official_origins(name: str) -> Iterator[Origin]:
+    """The same for a model whose names are official, which may have a prefix."""
+    yield Origin(name)
+    yield Origin(f"model.{name}")
+
+
 RATIO_NAMES = {
     "compressed_sparse_attention": 4,
     "heavily_compressed_attention": 128,

@@ -13,7 +13,8 @@ from relight.base.config import read_config
 from relight.base.errors import BadCheckpoint, BadConfig, BadSetting
 from relight.base.tensors import backbone_tensors
 from relight.kernels.codec import Fp4Weight, Fp8Weight
-from relight.lab.convert import convert, fp8_tiles
+from relight.lab.convert import convert
+from relight.lab.tiles import fp8_tiles, fp8_untile
 from relight.lab.transformers_form import origins
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v4" / "checkpoint"
@@ -35,8 +36,9 @@ def values(folder: Path) -> dict[str, Tensor]:
             weight = Fp4Weight(tensor.view(torch.uint8), scale.view(torch.uint8))
             decoded[name] = weight.decode()
         else:
-            fp8 = Fp8Weight(tensor.view(torch.uint8), scale.view(torch.uint8), 128)
-            decoded[name] = fp8.decode()
+            block = read_config(folder).config.fp8_block
+            tile = (1, 32) if ".engram.embed." in name else (block, block)
+            decoded[name] = fp8_untile(tensor.view(torch.uint8), scale.view(torch.uint8), tile)
     return decoded
 
 
@@ -248,7 +250,7 @@ def test_every_official_name_has_places_of_its_own():
 @pytest.mark.parametrize("shape", [(128, 128), (1, 1), (129, 255), (300, 64)])
 def test_fp8_tiles_never_clip_and_keep_half_a_step(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3
-    data, scale = fp8_tiles(matrix, 128)
+    data, scale = fp8_tiles(matrix, (128, 128))
     decoded = Fp8Weight(data, scale, 128).decode()
     assert scale.shape == (-(-shape[0] // 128), -(-shape[1] // 128))
     step = (matrix.abs() * 2**-4).clamp(min=float(matrix.abs().max()) * 2**-17)
@@ -257,7 +259,36 @@ def test_fp8_tiles_never_clip_and_keep_half_a_step(shape):
 
 def test_fp8_tiles_of_zeros_and_of_tiny_values_are_exact():
     for matrix in (torch.zeros(128, 128), torch.full((128, 128), 2.0**-100)):
-        assert torch.equal(Fp8Weight(*fp8_tiles(matrix, 128), 128).decode(), matrix)
+        assert torch.equal(Fp8Weight(*fp8_tiles(matrix, (128, 128)), 128).decode(), matrix)
+
+
+V41 = GOLDEN.parents[1] / "v41" / "checkpoint"
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_values_of_v41_come_back_exactly_with_the_draft_and_without_images(tmp_path, prefix):
+    tensors = values(V41)
+    source = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    source |= {f"{prefix}image_start": torch.ones(64), f"{prefix}vision.norm.weight": torch.ones(8)}
+    data = json.loads((V41 / "config.json").read_text())
+    del data["quantization_config"]
+    done = convert(write(tmp_path / "source", source, data), tmp_path / "out")
+    assert (done.losses, done.unknown_fields, done.left_out) == ((), (), 2)
+    assert read_config(tmp_path / "out").config == read_config(V41).config
+    back = values(tmp_path / "out")
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(back[name], tensor), name
+
+
+def test_v41_under_other_names_is_refused_by_name(tmp_path):
+    tensors = values(V41)
+    tensors["lm_head.weight"] = tensors.pop("head.weight")
+    with pytest.raises(BadCheckpoint, match=r"head\.weight is missing; .*lm_head\.weight is e"):
+        convert(
+            write(tmp_path / "source", tensors, json.loads((V41 / "config.json").read_text())),
+            tmp_path / "out",
+        )
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["save_pretrained", "state_dict"])
