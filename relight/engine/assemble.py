@@ -23,6 +23,7 @@ from relight.cache.layout import PAGE_TOKENS, layout
 from relight.cache.pool import Pool
 from relight.cache.prefix import PrefixIndex, RecordPool
 from relight.engine.capacity import capacity
+from relight.engine.guides import Guides
 from relight.engine.loop import Loop
 from relight.engine.memory import check_weights_fit, scratch_bytes, state_rows, weight_rows
 from relight.engine.openmp import choose_threads
@@ -35,6 +36,7 @@ from relight.kernels.device import architecture, free_bytes, has_native_bf16, me
 from relight.kernels.select import variants
 from relight.model.transformer import Transformer
 from relight.model.weights import load_weights
+from relight.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all) while weights are read."""
@@ -111,7 +113,10 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         ),
     )
     steps = Overlapped(runner) if settings.overlap == "on" else InTurn(runner)
-    return Loop(Scheduler(limits, index), steps), info
+    guides = Guides(
+        lambda: Tokenizer.load(folder, trust=settings.trust_tokenizer), config.vocab_size
+    )
+    return Loop(Scheduler(limits, index), steps, guides=guides), info
 
 
 def choose_device(name: str) -> torch.device:

@@ -75,8 +75,10 @@ class Draft:
         draws = end == total
         self.rows[role].append(Rows(slot, start, tokens, draws))
         if draws:
-            draw = Draw(slot, total, sequence.request.sampling, sequence.num_made)
-            self.draws[role].append(draw)
+            sampling, made, mask = sequence.request.sampling, sequence.num_made, sequence.mask()
+            if mask is not None and mask.closing:
+                made = max(made, sampling.min_tokens)  # it cannot be longer
+            self.draws[role].append(Draw(slot, total, sampling, made, mask))
             sequence.expect()
         if take:
             self.takes.append(take.move)

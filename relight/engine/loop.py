@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
 from relight.engine.cost import CostMeter, Load, Pace
+from relight.engine.guides import Guides
 from relight.engine.plan import StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
@@ -37,12 +38,17 @@ class Loop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, steps: Steps, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        steps: Steps,
+        clock: Callable[[], float] = time.monotonic,
+        guides: Guides | None = None,
     ) -> None:
         self.dead: str | None = None
         self._scheduler = scheduler
         self._steps = steps
         self._clock = clock
+        self._guides = guides
         self._launched: deque[Launched] = deque()
         self._read_s = 0.0
         self.awaited: tuple[StepPlan, float] | None = None
@@ -58,7 +64,11 @@ class Loop:
         """Raises `BadRequest`, `TooLong`, `Overloaded`, or `Unavailable` if the engine is dead."""
         if self.dead is not None:
             raise Unavailable(self.dead)
-        self._scheduler.add(request, self._clock())
+        guide = None
+        if request.constraint is not None:
+            assert self._guides is not None, "nobody reads grammars here"
+            guide = self._guides.guide(request)
+        self._scheduler.add(request, self._clock(), guide)
 
     def abort(self, id: str) -> TokenDelta | None:
         """Ends a request; its pages are free when no step computes it. None if it has ended."""
@@ -69,15 +79,21 @@ class Loop:
     def step(self) -> list[TokenDelta]:
         """Launches a step if one can be planned, and reads one that is due; returns a delta for
         each request that got a token or ended."""
+        deltas = self._settle()
         now = self._clock()
         plan = self._scheduler.plan(now)
         if plan is not None:
             self._launched.append(Launched(plan, self._steps.launch(plan), now))
-        deltas: list[TokenDelta] = []
         if len(self._launched) > (0 if plan is None else self._steps.ahead):
-            deltas = self._read()
+            deltas += self._read()
         self._report()
         return deltas
+
+    def _settle(self) -> list[TokenDelta]:
+        """Waits a moment for grammars; ends the requests that cannot go on with theirs."""
+        failed = self._guides.settle() if self._guides is not None else []
+        ended = (self._scheduler.refuse(id, reason, self._clock()) for id, reason in failed)
+        return [delta for delta in ended if delta is not None]
 
     def _read(self) -> list[TokenDelta]:
         """Waits for the step that was launched first."""

@@ -59,6 +59,19 @@ class SetCounts(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
 
 
+class Mask(msgspec.Struct, frozen=True):
+    """Which tokens may be drawn: token t has bit t % 8 of byte t // 8, in ceil(V / 32) * 4 bytes.
+
+    With `after`, `allowed` holds if the slot's sampler drew that token last, and else `otherwise`
+    (nothing: all tokens may be drawn). `closing`: all that is allowed ends the answer.
+    """
+
+    allowed: bytes
+    after: int | None = None
+    otherwise: bytes = b""
+    closing: bool = False
+
+
 class Draw(msgspec.Struct, frozen=True):
     """How the next token of a slot is drawn; `position` is that of the token being drawn, `made`
     how many tokens its sequence has made before."""
@@ -67,6 +80,7 @@ class Draw(msgspec.Struct, frozen=True):
     position: int
     sampling: SamplingParams
     made: int = 0
+    mask: Mask | None = None
 
 
 class Scored(msgspec.Struct, frozen=True):

@@ -99,7 +99,7 @@ class Runner:
         return logits
 
     def _draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
-        sampled = self.sampler.draw(draws, logits)
+        sampled = self.sampler.draw(draws, logits, self.last_tokens)
         slots = upload([draw.slot for draw in draws], logits.device)
         # What was not drawn must not be looked up as a token: the sequence ends, its mates go on.
         self.last_tokens[slots] = sampled.tokens.clamp(min=0)

@@ -10,15 +10,15 @@ A draw that asks for no penalties, bias, bans or log probabilities pays nothing 
 budget costs the one draw where it ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from relight.base.types import Logprobs
-from relight.engine.plan import Draw, Drawn, Scored, SetCounts
-from relight.kernels.device import upload
+from relight.engine.plan import Draw, Drawn, Mask, Scored, SetCounts
+from relight.kernels.device import send, upload
 from relight.kernels.sample import (
     Adjustments,
     Bias,
@@ -63,9 +63,10 @@ class Sampler:
             tokens = upload(change.tokens, row.device)
             row.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
 
-    def draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
-        """One token for each row of logits [draws, V]."""
-        tokens = draw_tokens(draws, logits, self._adjustments(draws, logits.device))
+    def draw(self, draws: Sequence[Draw], logits: Tensor, last: Tensor | None = None) -> Sampled:
+        """One token for each row of logits [draws, V]. `last` [slots] int64 is what each slot drew
+        last, if masks hang on it."""
+        tokens = draw_tokens(draws, logits, self._adjustments(draws, logits.device, last))
         counted = [i for i, draw in enumerate(draws) if draw.sampling.counted]
         if counted:
             rows = upload(counted, logits.device)
@@ -74,7 +75,9 @@ class Sampler:
             self.counts[slots, tokens[rows].clamp(min=0)] += 1
         return _scored(draws, logits, tokens)
 
-    def _adjustments(self, draws: Sequence[Draw], device: torch.device) -> Adjustments | None:
+    def _adjustments(
+        self, draws: Sequence[Draw], device: torch.device, last: Tensor | None
+    ) -> Adjustments | None:
         rows = [i for i, draw in enumerate(draws) if is_adjusted(draw)]
         if not rows:
             return None
@@ -88,7 +91,7 @@ class Sampler:
             penalties=penalties,
             bias=_bias(some, self.counts),
             banned=_banned(some, vocab, device),
-            allowed=None,  # the place of a grammar's masks
+            allowed=allowed_words(some, vocab, device, last),
         )
 
 
@@ -97,6 +100,7 @@ def is_adjusted(draw: Draw) -> bool:
     sampling = draw.sampling
     return (
         sampling.penalised
+        or draw.mask is not None
         or bool(sampling.logit_bias)
         or draw.made < sampling.min_tokens
         or draw.made == sampling.think_budget
@@ -197,6 +201,38 @@ def _banned(draws: Sequence[Draw], vocab: int, device: torch.device) -> Places |
         return None
     rows, tokens = zip(*found, strict=True)
     return Places(upload(rows, device), upload(tokens, device))
+
+
+def allowed_words(
+    draws: Sequence[Draw], vocab: int, device: torch.device, last: Tensor | None
+) -> Tensor | None:
+    """[draws, ceil(V / 32)] int32, all bits set for a draw without a mask; None if none has one.
+    `last` [slots]: what each slot drew last."""
+    if all(draw.mask is None for draw in draws):
+        return None
+    width = -(-vocab // 32)
+    everything = b"\xff" * (4 * width)
+
+    def words(masks: Iterable[bytes]) -> Tensor:
+        joined = bytearray().join(mask or everything for mask in masks)
+        return send(torch.frombuffer(joined, dtype=torch.int32), device).view(-1, width)
+
+    allowed = words(draw.mask.allowed if draw.mask else b"" for draw in draws)
+    awaited = [draw.mask.after if draw.mask else None for draw in draws]
+    if all(token is None for token in awaited):
+        return allowed
+    assert last is not None
+    otherwise = words(_otherwise(draw.mask) for draw in draws)
+    after = upload([-1 if token is None else token for token in awaited], device)
+    holds = last[upload([draw.slot for draw in draws], device)] == after
+    return torch.where(holds.unsqueeze(1), allowed, otherwise)
+
+
+def _otherwise(mask: Mask | None) -> bytes:
+    """A mask without a condition holds in any case."""
+    if mask is None:
+        return b""
+    return mask.allowed if mask.after is None else mask.otherwise
 
 
 def _scored(draws: Sequence[Draw], logits: Tensor, tokens: Tensor) -> Sampled:

@@ -28,6 +28,8 @@ The rules, in order:
  8. A step may be planned while the one before is in flight. Tokens that are being drawn count as
     there; if one of them ends its sequence, the rows planned behind it are void. What a step in
     flight may touch is given back by nobody: who ends or gives way leaves when its steps landed.
+ 9. A sequence with a grammar starts when it is compiled, and has no rows in a step in which it
+    would draw without knowing yet what it may draw.
 """
 
 from bisect import insort
@@ -41,6 +43,7 @@ from relight.engine.admission import MAX_PREEMPTIONS, Admission
 from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
 from relight.engine.cost import FIRST_GUESS
 from relight.engine.draft import Draft, Flight
+from relight.engine.guides import Guide
 from relight.engine.holdings import Holdings
 from relight.engine.plan import Drawn, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
@@ -84,10 +87,11 @@ class Scheduler:
         self._mean_output = FIRST_OUTPUT
         self._num_planned = 0
         self._flights: deque[Flight] = deque()
+        self._compiling = False  # a request that waits was passed over for its grammar
 
     # -- requests come and go
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request, now: float, guide: Guide | None = None) -> None:
         """Raises `BadRequest` or `TooLong` if the request can never be served, `Overloaded` if the
         queue is full."""
         if request.id in self._by_id:
@@ -95,7 +99,7 @@ class Scheduler:
         self.admission.check(request, len(self.waiting))
         self._num_arrived += 1
         root = self.index.root(request.cache_salt)
-        sequence = Sequence.of(request, self._num_arrived, now, root)
+        sequence = Sequence.of(request, self._num_arrived, now, root, guide)
         self._by_id[request.id] = sequence
         self._turns.arrive(request.client)
         self._room.enter(sequence)
@@ -105,6 +109,11 @@ class Scheduler:
         landed. None if it has ended already."""
         sequence = self._by_id.get(id)
         return None if sequence is None else self._end(sequence, "abort", now)
+
+    def refuse(self, id: str, reason: str, now: float) -> TokenDelta | None:
+        """Ends a request that cannot go on. None if it has ended already."""
+        sequence = self._by_id.get(id)
+        return None if sequence is None else self._end(sequence, "error", now, error=reason)
 
     @property
     def has_work(self) -> bool:
@@ -125,15 +134,26 @@ class Scheduler:
         if not any(draft.rows):
             for sequence in draft.admitted:
                 self._preempt(sequence)
-            assert self._flights or not self.has_work, "no sequence can go on, not even the oldest"
+            assert self._flights or not self.has_work or self._is_guided(), "nobody can go on"
             return None
         flight = draft.flight(self._num_planned)
         self._num_planned += 1
         self._flights.append(flight)
         return flight.plan
 
+    def _is_guided(self) -> bool:
+        """Whether somebody may have to wait for a grammar."""
+        return any(s.guide is not None for s in (*self.running, *self.waiting))
+
     def _admit(self, draft: Draft, now: float) -> None:
+        if self._compiling:
+            self._compiling = False
+            self._room.try_again()
         while self._free_slots and (sequence := self._room.candidate()):
+            if not sequence.may_start:
+                self._compiling = True
+                self._room.refuse(sequence)
+                continue
             match = self.holdings.find(sequence)
             if not self.admission.fits(sequence, match, self.running):
                 self._room.refuse(sequence)
@@ -165,6 +185,8 @@ class Scheduler:
             end = start + shares[sequence]
         else:
             end = min(sequence.run()[1], start + self.limits.made_rows)
+        if end == len(sequence.tokens) and not sequence.may_draw:
+            return
         end = min(end, self._grow(sequence, end))
         if end > start:
             draft.compute(sequence, role, end, self.holdings.take(sequence, role, end))
@@ -278,6 +300,8 @@ class Scheduler:
             return self._end(sequence, "stop", now, tokens=(token,), logprobs=told)
         if known - sequence.num_prompt >= sampling.max_tokens or known >= self.limits.max_context:
             return self._end(sequence, "length", now, tokens=(token,), logprobs=told)
+        if sequence.guide is not None:
+            sequence.guide.learn(token)
         return sequence.delta((token,), None, logprobs=told)
 
     def fail(self, plan: StepPlan, reason: str, now: float) -> list[TokenDelta]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from relight.base.types import FinishReason, Logprobs, Request, TokenDelta
 from relight.cache.prefix import GIVEN, MADE, TOKEN_TYPE, Entry
+from relight.engine.guides import Guide
+from relight.engine.plan import Mask
 
 NO_SLOT = -1
 
@@ -29,6 +31,7 @@ class Sequence:
     `record` is a provisional boundary record at `record_boundary`, 0 while it has no content.
     `in_flight` counts the steps that compute it and are not committed: while there are any, it
     holds all that it has, even if it is `leaving`. `distrusted`: what it wrote may be no numbers.
+    `guide` says what it may go on with, None: anything.
     """
 
     request: Request
@@ -45,6 +48,7 @@ class Sequence:
     in_flight: int = 0
     leaving: bool = False
     distrusted: bool = False
+    guide: Guide | None = None
     slot: int = NO_SLOT
     pages: list[int] = field(default_factory=list)
     num_sent_pages: int = 0
@@ -61,12 +65,16 @@ class Sequence:
     finish: FinishReason | None = None
 
     @classmethod
-    def of(cls, request: Request, arrival: int, now: float, root: Entry) -> "Sequence":
+    def of(
+        cls, request: Request, arrival: int, now: float, root: Entry, guide: Guide | None = None
+    ) -> "Sequence":
         """Raises OverflowError for a token id that is negative or above 32 bits."""
         tokens = array(TOKEN_TYPE, request.prompt)
         num_prompt = len(tokens)
         roles = bytearray(num_prompt)  # all given
-        return cls(request, arrival, now, root, tokens, roles, num_prompt, num_prompt)
+        made = cls(request, arrival, now, root, tokens, roles, num_prompt, num_prompt)
+        made.guide = guide
+        return made
 
     @property
     def num_made(self) -> int:
@@ -76,6 +84,21 @@ class Sequence:
     @property
     def num_unread(self) -> int:
         return len(self.tokens) - self.planned
+
+    @property
+    def may_start(self) -> bool:
+        """Whether its grammar is compiled, if it has one."""
+        return self.guide is None or self.guide.is_ready
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether it is known what its next token may be."""
+        return self.guide is None or self.guide.may_draw(len(self.tokens) - self.num_known)
+
+    def mask(self) -> Mask | None:
+        """What its next token may be."""
+        guide = self.guide
+        return None if guide is None else guide.mask(len(self.tokens) - self.num_known)
 
     def run(self) -> tuple[int, int]:
         """The role of the next token, and where the run of tokens of that role ends."""

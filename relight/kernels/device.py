@@ -70,6 +70,15 @@ def upload(
     return pinned.to(device, non_blocking=True)
 
 
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device. As with `upload`, the host does not wait."""
+    if device.type == "cpu":
+        return values
+    if torch.accelerator.is_available():
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def download(tensor: Tensor) -> Tensor:
     """A copy on the host, which means something once an event after it has come."""
     return tensor.to("cpu", non_blocking=True)

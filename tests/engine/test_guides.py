@@ -1,0 +1,241 @@
+"""Answers with grammars under random schedules: their tokens are those that a matcher in a plain
+loop allows, whoever runs beside them, in turn or overlapped, preempted or not."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from relight.base.types import Constraint, FinishReason, Request, SamplingParams
+from relight.cache.prefix import MADE
+from relight.engine.guides import Guides
+from relight.engine.plan import Draw, Drawn, StepPlan
+from relight.engine.sampler import Sampler, read
+from relight.text.grammar import Grammar, Vocabulary
+from relight.text.tokenizer import Tokenizer
+from tests.engine.conftest import (
+    WINDOW,
+    AtLast,
+    AtOnce,
+    SimulatedEngine,
+    SimulatedRunner,
+    row_value,
+    weighted_sum,
+)
+from tests.engine.sampling import alone
+
+TINY = Tokenizer.load(Path(__file__).parent.parent / "golden" / "text")
+SIZE = TINY.vocab_size
+MARK = TINY.special
+WORDS = Vocabulary(TINY)
+CONTEXT = 48
+SCHEDULES = 12  # for each of the four kinds below
+
+DIGITS = 'start: /[0-9]{2,9}/ ("-" /[a-f]+/)?'
+MARKED = f'start: "ab" <[{MARK.dsml}]> /[0-9]{{2}}/ | /x{{9}}/'
+GRAMMARS = (DIGITS, MARKED)
+COMPILED = {text: WORDS.compile(text) for text in GRAMMARS}
+
+
+def logits_of(value: int) -> Tensor:
+    """Markers come often enough to be met."""
+    logits = 2 * torch.randn(SIZE, generator=torch.Generator().manual_seed(value))
+    logits[[MARK.dsml, MARK.think_close, TINY.encode_text("<")[0]]] += 3
+    return logits
+
+
+class SamplingRunner(SimulatedRunner):
+    """Rows are hashes, logits are drawn from the hash of a row, tokens come from the sampler."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        super().__init__(engine.pool, engine.limits.num_slots, engine.records.total)
+        slots = engine.limits.num_slots
+        self.sampler = Sampler(slots, SIZE, torch.device("cpu"))
+        self.last_tokens = torch.zeros(slots, dtype=torch.int64)
+
+    def execute(self, plan: StepPlan) -> list[Drawn]:  # type: ignore[override]
+        self.sampler.set_counts(plan.counts)
+        values = super().execute(plan)
+        if not plan.draws:
+            return []
+        logits = torch.stack(list(map(logits_of, values)))
+        sampled = self.sampler.draw(plan.draws, logits, self.last_tokens)
+        for draw, token in zip(plan.draws, sampled.tokens.tolist(), strict=True):
+            self.last[draw.slot] = max(token, 0)
+            self.last_tokens[draw.slot] = max(token, 0)
+        return read(sampled)
+
+    def _draw(self, draw: Draw, value: int) -> int:
+        return value
+
+
+def may_follow(
+    made: Sequence[int], constraint: Constraint, grammar: Grammar, stops: Sequence[int]
+) -> tuple[bytes | None, bool]:
+    """The mask after `made`, None for any token, and whether it leaves ends only."""
+    matcher, text = grammar.start(), b""
+    inside = constraint.after is None
+    for token in made:
+        if inside and token == MARK.eos:
+            return None, False
+        if inside:
+            matcher.consume(token)
+            continue
+        inside = token == constraint.after and (not constraint.opens_tag or text.endswith(b"<"))
+        is_marker = token in (MARK.dsml, MARK.think_open, MARK.think_close)
+        text = b"" if is_marker else TINY.token_bytes(token)
+    if not inside:
+        banned = constraint.banned
+        return (WORDS.mask_without(banned) if banned else None), False
+    mask = bytearray(matcher.mask())
+    ends = {*stops, MARK.eos}
+    if matcher.is_whole:
+        for token in ends:
+            mask[token // 8] |= 1 << token % 8
+    return bytes(mask), bytes(mask) == WORDS.mask_of(ends)
+
+
+def answer_alone(
+    request: Request, roles: Sequence[int], context: int
+) -> tuple[list[int], FinishReason]:
+    sampling, constraint = request.sampling, request.constraint
+    tokens, rows, made = list(request.prompt), list[int](), list[int]()
+    while True:
+        for position in range(len(rows), len(tokens)):
+            role = roles[position] if position < len(request.prompt) else MADE
+            window = rows[max(0, position - WINDOW) :]
+            rows.append(row_value(tokens[position], role, window, weighted_sum(rows)))
+        logits, drawn = logits_of(rows[-1]), sampling
+        if constraint is not None:
+            grammar = COMPILED[constraint.grammar]
+            mask, closing = may_follow(made, constraint, grammar, sampling.stop_token_ids)
+            if mask is not None:
+                allowed = [bool(mask[t // 8] >> t % 8 & 1) for t in range(SIZE)]
+                logits = logits.masked_fill(~torch.tensor(allowed), float("-inf"))
+            if closing:
+                drawn = msgspec.structs.replace(sampling, min_tokens=0)
+        made.append(alone(logits, drawn, made, position=len(tokens)))
+        tokens.append(made[-1])
+        if made[-1] in sampling.stop_token_ids:
+            return made, "stop"
+        if len(made) >= sampling.max_tokens or len(tokens) >= context:
+            return made, "length"
+
+
+def random_request(rng: random.Random, id: str) -> Request:
+    max_tokens = rng.randint(1, 24)
+    sampling = SamplingParams(
+        temperature=rng.choice([0.0, 1.0]),
+        top_k=rng.choice([0, 0, 5]),
+        seed=rng.randrange(5),
+        choice=rng.randrange(2),
+        max_tokens=max_tokens,
+        stop_token_ids=rng.choice([(MARK.eos,), (MARK.eos, 20), ()]),
+        presence_penalty=rng.choice([0.0, 1.0]),
+        min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.4 else 0,
+    )
+    constraint = rng.choice(
+        [
+            None,
+            Constraint(grammar=DIGITS),
+            Constraint(grammar=MARKED),
+            Constraint(grammar=DIGITS, after=MARK.think_close, banned=(MARK.eos, MARK.dsml)),
+            Constraint(grammar=MARKED, after=MARK.dsml, opens_tag=True),
+        ]
+    )
+    prompt = tuple(rng.randrange(20) for _ in range(rng.randint(1, 12)))
+    return Request(id=id, prompt=prompt, sampling=sampling, constraint=constraint)
+
+
+class Slow(Executor):
+    """A thread that works when it likes: here, when it is asked the third time."""
+
+    class Late(Future):  # type: ignore[type-arg]
+        def __init__(self, run: Callable[[], Any]) -> None:
+            super().__init__()
+            self.run, self.asked = run, 0
+
+        def done(self) -> bool:
+            self.asked += 1
+            if self.asked >= 3 and not super().done():
+                try:
+                    self.set_result(self.run())
+                except Exception as error:
+                    self.set_exception(error)
+            return super().done()
+
+    def submit(self, run: Callable[..., Any], /, *args: Any) -> "Future[Any]":  # type: ignore
+        return self.Late(lambda: run(*args))
+
+
+class Guided:
+    def __init__(
+        self, make_engine: type[SimulatedEngine], executor: Executor | None, **limits: Any
+    ):
+        self.engine = make_engine(executor=executor, max_context=CONTEXT, **limits)
+        self.engine.runner = SamplingRunner(self.engine)
+
+    def add(self, request: Request) -> None:
+        engine = self.engine
+        engine.loop.add(request)
+        engine.requests[request.id], engine.texts[request.id] = request, []
+        engine.sequences[request.id] = next(
+            s for s in engine.scheduler.waiting if s.request is request
+        )
+
+    def run(self) -> None:
+        while not self.engine.loop.idle:
+            self.engine.step()
+
+    def check(self) -> None:
+        engine = self.engine
+        for id, request in engine.requests.items():
+            roles = engine.sequences[id].roles[: len(request.prompt)]
+            made, finish = answer_alone(request, roles, engine.limits.max_context)
+            assert engine.texts[id] == made
+            assert engine.finishes[id] == finish
+
+
+def guides(executor: Executor) -> Guides:
+    return Guides(lambda: TINY, SIZE, executor)
+
+
+@pytest.mark.parametrize("executor", [None, AtOnce, AtLast], ids=["in turn", "at once", "at last"])
+@pytest.mark.parametrize("tight", [True, False])
+def test_no_schedule_changes_what_a_grammar_lets_through(
+    make_engine: type[SimulatedEngine], tight: bool, executor: Callable[[], Executor] | None
+) -> None:
+    rng = random.Random(f"guides {tight}")
+    seen: Counter[str] = Counter()
+    for number in range(SCHEDULES):
+        guided = Guided(
+            make_engine,
+            executor() if executor else None,
+            num_pages=rng.randint(12, 16) if tight else 80,
+            num_slots=rng.randint(2, 5),
+            num_records=rng.choice([0, 3, 12]),
+            admit_output=rng.choice([1, 4]) if tight else 40,
+        )
+        engine, left = guided.engine, rng.randint(4, 8)
+        engine.loop._guides = guides(Slow() if number % 2 else AtOnce())
+        while left or not engine.loop.idle:
+            if left and rng.random() < 0.4:
+                left -= 1
+                guided.add(random_request(rng, f"s{left}"))
+            engine.step()
+        guided.check()
+        seen.update(engine.finishes.values())
+        for sequence in engine.sequences.values():
+            constraint = sequence.request.constraint
+            if constraint is not None:
+                seen["preempted"] += sequence.num_preemptions > 0
+                seen["begun later"] += constraint.after in engine.texts[sequence.request.id][:-2]
+    assert all(seen[kind] for kind in ("stop", "length", "begun later"))
+    assert seen["preempted"] or not tight
