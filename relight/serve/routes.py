@@ -116,4 +116,6 @@ OPERATIONS = (
     Operation("GET", "/ping", small.health, "The same as /health.", None, schema.Health),
     Operation("GET", "/metrics", small.metrics, "Prometheus metrics."),
     Operation("GET", "/version", small.version, "The server's version.", None, schema.Version),
+    # Some clients look here, whether there is a server, before they send anything.
+    Operation("GET", "/", small.version, "The same as /version.", None, schema.Version),
 )
