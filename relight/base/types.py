@@ -46,6 +46,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer may say: a text of `grammar`, in the language of llguidance, and then its end.
+
+    The grammar holds from the first token or, if `after` is set, behind the first such token; with
+    `opens_tag` only one that follows `<` counts. Before that all tokens but `banned` may be drawn.
+    """
+
+    grammar: str
+    after: int | None = None
+    opens_tag: bool = False
+    banned: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `record_hints` are token offsets where a turn of the prompt starts:
     places where a later prompt is likely to branch off. `cache_salt` parts the prefix cache.
@@ -61,6 +74,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     client: str = ""
     deadline_s: float = 0.0
+    constraint: Constraint | None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
