@@ -9,11 +9,12 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/relight.stamp
 TINY := .cache/relight/tiny
+CLIENTS := .cache/relight/clients
 
-.PHONY: help setup check fix test test-gpu run docs size lock
+.PHONY: help setup check fix test test-clients test-gpu run docs size lock
 
 help: ## print this
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 setup: $(STAMP) ## make the environment .venv
 
@@ -38,6 +39,14 @@ fix: setup ## format, and mend what the linter can
 
 test: check ## check, then all tests that need no accelerator
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-clients: $(CLIENTS)/stamp ## LangChain and LiteLLM against a live server; installs 450 MB
+	PYTHONPATH=$(CLIENTS) OMP_NUM_THREADS=1 $(BIN)/pytest -W ignore tests/clients $(ARGS)
+
+$(CLIENTS)/stamp: tests/clients/requirements.txt | $(STAMP)
+	rm -rf $(CLIENTS)
+	$(BIN)/python -m pip install --quiet --target $(CLIENTS) -r tests/clients/requirements.txt
+	@touch $@
 
 test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 	$(BIN)/pytest -m gpu $(ARGS)
