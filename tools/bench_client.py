@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import uvloop
 
-from relight.bench.client import Client, Prompt
+from relight.bench.client import Client
+from relight.bench.prompts import Prompt
 from relight.bench.http import target
 from relight.bench.selftest.script import Reply, Script
 from relight.bench.selftest.server import ScriptedServer

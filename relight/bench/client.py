@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from relight.bench import http
 from relight.bench.http import Connection, Target
+from relight.bench.needle import score
+from relight.bench.prompts import Prompt
 from relight.bench.record import Failure, Record
 from relight.bench.stream import Stream, is_looping, text_hash
 
@@ -17,17 +19,11 @@ LEAD_S = 0.25
 """How long before it is due a request gets its connection, so that no handshake delays it."""
 
 
-class Prompt(msgspec.Struct, frozen=True):
-    """A request to make. `wanted` is a fixed number of output tokens; `needle` a text that the
-    answer must hold."""
+class Answer(NamedTuple):
+    """What was measured, and the text, which no file gets: only the next turn of a conversation."""
 
-    id: int
-    kind: str
+    record: Record
     text: str
-    max_tokens: int
-    fixed: bool = True
-    ignore_eos: bool = True
-    needle: str | None = None
 
 
 class Client:
@@ -42,10 +38,11 @@ class Client:
         silence_s: float,
         total_s: float,
         needs_done: bool = True,
+        started: float | None = None,
     ) -> None:
         self.to = to
         self.model = model
-        self.started = time.perf_counter()
+        self.started = time.perf_counter() if started is None else started
         self._extra = extra
         self._silence_s = silence_s
         self._total_s = total_s
@@ -76,32 +73,43 @@ class Client:
     def body(self, prompt: Prompt) -> bytes:
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt.text}],
+            "messages": [*prompt.before, prompt.said],
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": prompt.max_tokens,
         }
+        if prompt.tools:
+            fields["tools"] = prompt.tools
         if prompt.fixed and prompt.ignore_eos:
             fields |= {"min_tokens": prompt.max_tokens, "ignore_eos": True}
         return msgspec.json.encode(fields | self._extra)
 
     async def ask(self, prompt: Prompt, due: float | None = None) -> Record:
         """Sends at `due`, or at once; never raises for what a server does."""
+        return (await self.answer(prompt, due)).record
+
+    async def answer(self, prompt: Prompt, due: float | None = None) -> Answer:
         body = self.body(prompt)
         sched = self.now() if due is None else due
         try:
             connection = await http.connect(self.to)
         except OSError as problem:
-            return Record(
-                id=prompt.id,
-                kind=prompt.kind,
-                t_sched=sched,
-                failure="unreachable",
-                error=str(problem) or "no connection in time",
-            )
+            why = str(problem) or "no connection in time"
+            return Answer(self._unreachable(prompt, sched, why), "")
         if due is not None:
             await self.until(due)
         return await self._exchange(connection, prompt, body, sched)
+
+    def _unreachable(self, prompt: Prompt, sched: float, why: str) -> Record:
+        return Record(
+            id=prompt.id,
+            kind=prompt.kind,
+            t_sched=sched,
+            failure="unreachable",
+            error=why,
+            session=prompt.session,
+            turn=prompt.turn,
+        )
 
     async def until(self, moment: float) -> bool:
         """Waits for a moment; False, at once, when the run was stopped."""
@@ -114,7 +122,7 @@ class Client:
 
     async def _exchange(
         self, connection: Connection, prompt: Prompt, body: bytes, sched: float
-    ) -> Record:
+    ) -> Answer:
         stream = Stream(prompt.max_tokens if prompt.fixed else None, needs_done=self._needs_done)
         self._open.add(connection)
         sent = connection.send(http.head(self.to, "POST", PATH, len(body)), body, stream)
@@ -125,7 +133,7 @@ class Client:
         finally:
             connection.close()
             self._open.discard(connection)
-        return self._record(prompt, stream, sched, sent)
+        return Answer(self._record(prompt, stream, sched, sent), stream.answer)
 
     def _record(self, prompt: Prompt, stream: Stream, sched: float, sent: float) -> Record:
         def since(moment: float | None) -> float | None:
@@ -157,8 +165,24 @@ class Client:
             error=self._without_key(stream.error),
             output_hash=text_hash(text),
             looping=is_looping(text),
-            needle=None if prompt.needle is None else prompt.needle in text,
+            session=prompt.session,
+            turn=prompt.turn,
+            n_in_wanted=prompt.length,
+            server=stream.server,
+            drafts=stream.drafts,
+            **self._found(prompt, text),
         )
+
+    def _found(self, prompt: Prompt, text: str) -> dict[str, Any]:
+        if prompt.needle is None:
+            return {}
+        found = score(prompt.needle.answers, text)
+        return {
+            "needle": found == 1.0,
+            "needle_kind": prompt.needle.kind,
+            "needle_depth": round(prompt.needle.depth, 4),
+            "needle_score": round(found, 4),
+        }
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.to.key, "[key]") if self.to.key else text

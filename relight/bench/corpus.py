@@ -1,5 +1,6 @@
 """Texts to fill prompts with, from what every installation has: the standard library's code, and
-sentences made here in English, Chinese and JSON. Knows no server and no tokens.
+sentences made here in English, Chinese and JSON; on request from installed packages. Knows no
+server and no tokens.
 
 Windows are drawn without replacement from a seeded order, so no two prompts share one until the
 corpus is used up, and then none starts where another did. Texts by memory (books, Wikipedia) are
@@ -14,14 +15,16 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Name = Literal["mixed", "code", "random"]
+from relight.base.errors import BadSetting
+from relight.bench import packages
+
 MIX = {"code": 5, "english": 3, "chinese": 1, "json": 1}
 """Windows of each kind in ten. A Chinese window has few characters and many tokens."""
 WINDOW = 600
 """Characters of a piece at most."""
-SHARE = {"chinese": 3}
+SHARE = {"chinese": 3, "reviews": 3, "news": 3}
 """Pieces of Chinese are a third as long: a character makes more tokens."""
 CODE_BYTES = 4_000_000
 
@@ -124,41 +127,66 @@ WHEN = [
 ]
 
 
+Mix = str | dict[str, int]
+MADE = ("english", "chinese", "json", "random")
+
+
+def parts(corpus: Mix) -> dict[str, int]:
+    """The kinds of a corpus and their share in windows: `mixed` is the default mixture. Raises
+    BadSetting for a kind that there is not."""
+    shares = corpus if isinstance(corpus, dict) else MIX if corpus == "mixed" else {corpus: 1}
+    known = ("code", *MADE, *packages.SOURCES)
+    for kind, share in shares.items():
+        if kind not in known or share < 1:
+            raise BadSetting(
+                f"corpus has {kind!r} with a share of {share}; wanted 1 or more of: mixed, "
+                f"{', '.join(known)}",
+                param="corpus",
+            )
+    return dict(shares)
+
+
 class Corpus:
     """Endless text of one seed. `hash` names the content: results of unlike corpora are unlike."""
 
-    def __init__(self, name: Name, seed: int) -> None:
-        self.name = name
+    def __init__(self, corpus: Mix, seed: int) -> None:
+        self.parts = parts(corpus)
         self._random = random.Random(seed)
-        self._windows = {kind: self._source(kind) for kind in (*MIX, "random")}
-        self._order = [kind for kind, share in MIX.items() for _ in range(share)]
+        self._windows = {kind: self._source(kind) for kind in self.parts}
+        self._order = [kind for kind, share in self.parts.items() for _ in range(share)]
+        # Where Chinese is one of several, its pieces are shorter than the others'.
+        self._share = SHARE if len(self.parts) > 1 else {}
 
     @property
     def hash(self) -> str:
-        known = json.dumps([self.name, MIX, WINDOW, WHO, DID, WHAT, WHEN, 谁, 做, 物, 时])
-        return hashlib.sha256((known + _code()).encode()).hexdigest()[:16]
+        known = [self.parts, WINDOW, WHO, DID, WHAT, WHEN, 谁, 做, 物, 时]
+        joined = hashlib.sha256(json.dumps(known).encode())
+        for kind in self.parts:
+            joined.update(b"" if kind in MADE else _known(kind).encode("utf-8", "replace"))
+        return joined.hexdigest()[:16]
 
     def text(self, characters: int) -> str:
         """So many characters; kinds alternate in a drawn order. A short text has a smaller piece
         of every kind, so that all prompts make alike many tokens of a character."""
-        if self.name != "mixed":
-            return self._filled([self.name], characters, WINDOW)
-        # A round of ten pieces has nine and a third sizes, and two characters between them.
-        size = math.ceil((characters - 2 * len(self._order)) / (len(self._order) - 2 / 3))
+        if len(self.parts) == 1:
+            return self._filled(self._order[:1], characters, WINDOW)
+        pieces = sum(1 / self._share.get(kind, 1) for kind in self._order)
+        # Two characters stand between pieces.
+        size = math.ceil((characters - 2 * len(self._order)) / pieces)
         return self._filled(self._order, characters, max(1, min(WINDOW, size)))
 
     def _filled(self, kinds: Sequence[str], characters: int, size: int) -> str:
-        parts: list[str] = []
+        found: list[str] = []
         left = characters
         while left > 0:
             for kind in self._random.sample(kinds, len(kinds)):
-                parts.append(next(self._windows[kind])[: size // SHARE.get(kind, 1)])
-                left -= len(parts[-1]) + 2
-        return "\n\n".join(parts)[:characters]
+                found.append(next(self._windows[kind])[: size // self._share.get(kind, 1)])
+                left -= len(found[-1]) + 2
+        return "\n\n".join(found)[:characters]
 
     def _source(self, kind: str) -> Iterator[str]:
-        if kind == "code":
-            return self._code_windows()
+        if kind not in MADE:
+            return self._windows_of(_known(kind))
         makers = {
             "english": self._english,
             "chinese": self._chinese,
@@ -167,13 +195,13 @@ class Corpus:
         }
         return iter(makers[kind], "")
 
-    def _code_windows(self) -> Iterator[str]:
-        code = _code()
+    def _windows_of(self, text: str) -> Iterator[str]:
+        assert len(text) > 2 * WINDOW
         while True:
             shift = self._random.randrange(WINDOW)
-            starts = list(range(shift, len(code) - WINDOW, WINDOW))
+            starts = list(range(shift, len(text) - WINDOW, WINDOW))
             self._random.shuffle(starts)
-            yield from (code[start : start + WINDOW] for start in starts)
+            yield from (text[start : start + WINDOW] for start in starts)
 
     def _english(self) -> str:
         draw = self._random.choice
@@ -212,6 +240,10 @@ class Corpus:
         letters = "abcdefghijklmnopqrstuvwxyz"
         words = ("".join(self._random.choices(letters, k=5)) for _ in range(WINDOW // 6))
         return " ".join(words)
+
+
+def _known(kind: str) -> str:
+    return _code() if kind == "code" else packages.text_of(kind)
 
 
 @cache

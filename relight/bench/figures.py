@@ -9,19 +9,17 @@ from collections.abc import Iterable, Sequence
 from relight.bench import definitions
 from relight.bench.metrics import Delta
 from relight.bench.record import Record
-from relight.bench.result import (
-    Cache,
+from relight.bench.scenario import Class, Scenario
+from relight.bench.schema import (
     ClassFacts,
     ClientFigures,
     Counts,
-    EngineFigures,
-    HitSource,
+    NeedleCell,
     Quality,
-    Speculation,
     Throughput,
     Tokens,
+    Turn,
 )
-from relight.bench.scenario import CacheMode, Class, Scenario
 from relight.bench.stats import Summary, summary
 
 DRIFT_MIN = 8
@@ -88,7 +86,7 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
     return sum(found) if found else None
 
 
-def throughput(records: Sequence[Record], scenario: Scenario) -> Throughput:
+def throughput(records: Sequence[Record], scenario: Scenario, devices: int = 0) -> Throughput:
     ok = good(records)
     start, end = window(records)
     span = max(end - start, 1e-9)
@@ -96,9 +94,10 @@ def throughput(records: Sequence[Record], scenario: Scenario) -> Throughput:
     mean_tpot = statistics.fmean(tpots) if tpots else None
     met = goodput(records, scenario)
     slots = scenario.expect.slots
+    rate = sum(r.n_out or 0 for r in ok) / span
     whole = [r.n_out / r.e2e for r in ok if r.n_out and r.e2e]
     return Throughput(
-        out_tok_s=sum(r.n_out or 0 for r in ok) / span,
+        out_tok_s=rate,
         out_tok_s_steady=steady(records, scenario)[0],
         in_tok_s=sum(r.n_in or 0 for r in ok) / span,
         req_s=len(ok) / span,
@@ -110,6 +109,7 @@ def throughput(records: Sequence[Record], scenario: Scenario) -> Throughput:
         implied_running=sum(known(r.decode for r in ok)) / span if ok else None,
         slots=slots,
         slot_ceiling=definitions.slot_ceiling(slots, mean_tpot) if slots and mean_tpot else None,
+        per_device=rate / devices if devices else None,
     )
 
 
@@ -130,7 +130,7 @@ def _kept(record: Record, one: Class) -> bool:
 def closure(records: Sequence[Record], scenario: Scenario) -> float | None:
     """Time in requests over time of users: X E2E / (N C), summed over classes. None where users do
     not ask all the time: open arrivals, think time."""
-    if any(not c.users or c.think_s for c in scenario.classes):
+    if any(not c.users or c.think_s or _waits(c) for c in scenario.classes):
         return None
     busy = users = 0.0
     for one in scenario.classes:
@@ -139,6 +139,12 @@ def closure(records: Sequence[Record], scenario: Scenario) -> float | None:
         busy += sum(r.t_end - r.t_sched for r in own if r.t_end is not None)
         users += one.users * (end - start)
     return busy / users if users > 0 else None
+
+
+def _waits(one: Class) -> bool:
+    return one.sessions is not None and bool(
+        one.sessions.tool_delay_s or one.sessions.human_delay_s
+    )
 
 
 def steady(records: Sequence[Record], scenario: Scenario) -> tuple[float | None, float]:
@@ -188,6 +194,8 @@ def class_facts(records: Sequence[Record], one: Class) -> ClassFacts:
     ok = good(records, one.name)
     lengths = [r.n_in for r in ok if r.n_in is not None]
     gaps = [gap for r in ok for gap in definitions.icl(r.chunks)]
+    ratios = [r.n_in / r.n_in_wanted for r in ok if r.n_in is not None and r.n_in_wanted]
+    start, end = window([r for r in records if r.kind == one.name])
     return ClassFacts(
         name=one.name,
         sent=sum(r.kind == one.name for r in records),
@@ -196,81 +204,71 @@ def class_facts(records: Sequence[Record], one: Class) -> ClassFacts:
         input_mean=statistics.fmean(lengths) if lengths else None,
         input_min=min(lengths, default=None),
         input_max=max(lengths, default=None),
+        input_ratio=statistics.fmean(ratios) if ratios else None,
         output_target=one.output_tokens,
         output_fixed=one.fixed,
         ttft=summary(known(r.ttft for r in ok)),
         tpot=summary(known(r.tpot for r in ok)),
         stall_max=max(gaps, default=None),
+        ttfa=summary(known(r.ttfa for r in ok)),
+        icl=summary(gaps),
+        out_tok_s=sum(r.n_out or 0 for r in ok) / (end - start) if end > start else None,
     )
 
 
-def engine(delta: Delta | None, peaks: dict[str, float]) -> EngineFigures | None:
-    if delta is None:
-        return None
-    ttft = delta.histograms.get("ttft")
-    return EngineFigures(
-        requests=ttft.count if ttft else None,
-        ttft=delta.mean("ttft"),
-        queue=delta.mean("queue"),
-        prefill=delta.mean("prefill"),
-        tpot=delta.mean("tpot"),
-        gap=delta.mean("gap"),
-        e2e=delta.mean("e2e"),
-        steps=delta.counters.get("steps"),
-        running_max=peaks.get("running"),
-        waiting_max=peaks.get("waiting"),
-        resets=delta.resets,
-    )
+def turns(records: Sequence[Record]) -> list[Turn]:
+    """Of conversations: how each turn fared, and how much of it came from a cache."""
+    found = []
+    for turn in sorted({r.turn for r in records if r.turn is not None}):
+        own = [r for r in good(records) if r.turn == turn]
+        cached, asked = _sum_known(r.n_cached for r in own), sum(r.n_in or 0 for r in own)
+        found.append(
+            Turn(
+                turn=turn,
+                n=len(own),
+                input_mean=asked / len(own) if own else None,
+                hit_share=cached / asked if cached is not None and asked else None,
+                ttft=summary(known(r.ttft for r in own)),
+            )
+        )
+    return found
 
 
-def speculation(delta: Delta | None, corpus: str) -> Speculation | None:
-    drafts = delta.counters.get("drafts", 0.0) if delta else 0.0
-    if delta is None or drafts <= 0:
-        return None
-    drafted, accepted = delta.counters.get("drafted", 0.0), delta.counters.get("accepted", 0.0)
-    positions = [at / drafts for at in delta.per_position]
-    return Speculation(
-        drafts=drafts,
-        drafted=drafted,
-        accepted=accepted,
-        al_pooled=1 + accepted / drafts,
-        rate=accepted / drafted if drafted else None,
-        per_pos_uncond=positions,
-        cond=definitions.conditional(positions),
-        synthetic=corpus == "random",
-    )
-
-
-def cache(
-    records: Sequence[Record], delta: Delta | None, mode: CacheMode, peaks: dict[str, float]
-) -> Cache:
-    """The hit fraction is by the server's counters, else by usage where that tells."""
-    fraction = delta.hit_fraction if delta else None
-    source: HitSource | None = None if fraction is None else "metrics"
-    told = tokens(records, None)
-    if fraction is None and told.cached is not None and told.in_usage:
-        fraction, source = told.cached / told.in_usage, "usage"
-    return Cache(
-        mode=mode,
-        hit_fraction=fraction,
-        source=source,
-        preemptions=delta.counters.get("preemptions") if delta else None,
-        usage_peak=peaks.get("kv_usage"),
-    )
-
-
-def quality(records: Sequence[Record]) -> Quality:
+def quality(records: Sequence[Record], corrupted: float | None = None) -> Quality:
     """The hash is over the answers in the order of their ids: equal prompts and equal answers give
     equal hashes, whatever the order of arrival."""
     ok = sorted(good(records), key=lambda r: r.id)
     needles = [r for r in ok if r.needle is not None]
     joined = "".join(f"{r.id}:{r.output_hash};" for r in ok)
+    scores = known(r.needle_score for r in needles)
     return Quality(
         output_hash=hashlib.sha256(joined.encode()).hexdigest()[:16],
         looping=sum(r.looping for r in ok),
         needles=len(needles),
         needles_found=sum(bool(r.needle) for r in needles),
+        needle_score=statistics.fmean(scores) if scores else None,
+        cells=needle_cells(needles),
+        corrupted=corrupted,
     )
+
+
+def needle_cells(needles: Sequence[Record]) -> list[NeedleCell]:
+    """Scores by class, kind and depth; depths that are drawn have cells of tenths."""
+    found: dict[tuple[str, str, float], list[Record]] = {}
+    for r in needles:
+        depth = round(r.needle_depth or 0.0, 1)
+        found.setdefault((r.kind, r.needle_kind or "", depth), []).append(r)
+    return [
+        NeedleCell(
+            kind=kind,
+            class_name=name,
+            length=statistics.fmean(known(r.n_in for r in own) or [0.0]),
+            depth=depth,
+            asked=len(own),
+            score=statistics.fmean(known(r.needle_score for r in own) or [0.0]),
+        )
+        for (name, kind, depth), own in sorted(found.items())
+    ]
 
 
 def middle(told: Summary | None) -> float | None:

@@ -6,10 +6,12 @@ nothing to check by is unchecked (`ok` null): it does not make a result invalid,
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from relight.bench import figures
 from relight.bench.record import Record
-from relight.bench.result import Check, Result, Status, Validity
+from relight.bench.result import Result
+from relight.bench.schema import Check, Status, Validity
 from relight.bench.stats import Summary
 
 
@@ -48,7 +50,7 @@ def _stream_checks(result: Result) -> Iterator[Check]:
     # What we ended ourselves says nothing about the server; the result is incomplete by it.
     failed = counts.sent - counts.ok - counts.failures.get("cancelled", 0)
     short = counts.failures.get("length", 0)
-    planned = sum(one.requests for one in result.scenario.classes)
+    planned = result.workload.planned
     told = ", ".join(f"{count} {name}" for name, count in sorted(counts.failures.items()))
     share = failed / counts.sent if counts.sent else 1.0
     yield _check(
@@ -60,7 +62,7 @@ def _stream_checks(result: Result) -> Iterator[Check]:
     )
     yield _check(
         "sent",
-        counts.sent == planned if result.complete else None,
+        counts.sent == planned if result.complete and planned is not None else None,
         counts.sent,
         f"= {planned}",
         f"{counts.sent} requests were sent of {planned}",
@@ -73,23 +75,31 @@ def _stream_checks(result: Result) -> Iterator[Check]:
         f"{short} answers had not the fixed length; the server must honour ignore_eos",
     )
     for one in result.workload.classes:
-        off = None if one.input_mean is None else abs(one.input_mean / one.input_target - 1)
+        off = None if one.input_ratio is None else abs(one.input_ratio - 1)
         yield _check(
             "T31",
             None if off is None else off <= limits.input_tokens,
             one.input_mean,
             f"{one.input_target} tokens within {limits.input_tokens:.0%}",
             f"class {one.name} asked for {one.input_target} tokens a prompt and sent "
-            f"{one.input_mean or 0:.0f}",
+            f"{one.input_mean or 0:.0f}: {one.input_ratio or 0:.2f} of what was wanted",
         )
     quality = result.quality
-    found = quality.needles_found / quality.needles if quality.needles else None
+    found = quality.needle_score
     yield _check(
         "T28",
         None if found is None else found >= limits.needle,
         found,
         f">= {limits.needle:g} of needles",
-        f"{quality.needles_found} of {quality.needles} needles were found",
+        f"{quality.needles_found} of {quality.needles} needles were found whole, "
+        f"{found or 0:.0%} of what was hidden",
+    )
+    yield _check(
+        "numbers",
+        None if quality.corrupted is None else quality.corrupted == 0,
+        quality.corrupted,
+        "0 answers with figures that are no numbers",
+        f"the server counts {quality.corrupted or 0:g} corrupted answers",
     )
 
 
@@ -126,12 +136,15 @@ def _server_checks(result: Result) -> Iterator[Check]:
         f"{cache.preemptions} requests lost their slot for a time",
     )
     yield from _agreement(result)
+    yield from _floors(result)
     yield from _expectations(result)
     yield _tuned_context(result)
 
 
 def _hits(result: Result) -> Check:
     limits, hits = result.scenario.limits, result.cache.hit_fraction
+    if result.cache.mode == "shared":
+        return _check("T20", None, hits, "hits are told, neither forbidden nor demanded", "")
     if result.cache.mode == "cold":
         return _check(
             "T1",
@@ -147,6 +160,29 @@ def _hits(result: Result) -> Check:
         f">= {limits.hits_warm:g} of prompt tokens",
         f"only {hits or 0:.1%} of prompt tokens came from the cache in a warm test",
     )
+
+
+def _floors(result: Result) -> Iterator[Check]:
+    """What the server's machine must keep free; asked only where the scenario does."""
+    limits, found = result.scenario.limits, result.resources
+    if limits.mem_available_gib:
+        free = found.mem_available_min if found else None
+        yield _check(
+            "T29",
+            None if free is None else free >= limits.mem_available_gib * 2**30,
+            free,
+            f">= {limits.mem_available_gib:g} GiB available",
+            f"{(free or 0) / 2**30:.1f} GiB of memory were available at the least",
+        )
+    if limits.swap_bytes is not None:
+        swap = found.swap_max if found else None
+        yield _check(
+            "T29",
+            None if swap is None else swap <= limits.swap_bytes,
+            swap,
+            f"<= {limits.swap_bytes} bytes swapped",
+            f"{swap or 0} bytes of the server were swapped out",
+        )
 
 
 def _agreement(result: Result) -> Iterator[Check]:
@@ -204,6 +240,15 @@ def _expectations(result: Result) -> Iterator[Check]:
             told,
             f"max_model_len = {expect.max_model_len}",
             f"the server holds {told} tokens",
+        )
+    for path, wanted in expect.settings.items():
+        seen_value = at_path(result.server.settings, path)
+        yield _check(
+            "T17",
+            None if result.server.settings is None else seen_value == wanted,
+            str(seen_value),
+            f"{path} = {wanted}",
+            f"the server's {path} is {seen_value!r}",
         )
     rate = result.throughput
     if rate.slots is not None and rate.implied_running is not None:
@@ -265,3 +310,10 @@ def _lag(id: str, lag: Summary | None, limit: float, what: str) -> Check:
         f"<= {limit * 1e3:.1f} ms",
         f"{what}, by {(worst or 0) * 1e3:.1f} ms",
     )
+
+
+def at_path(settings: Any, path: str) -> Any:
+    """`a.b` in nested settings; None for what is not there."""
+    for name in path.split("."):
+        settings = settings.get(name) if isinstance(settings, dict) else None
+    return settings

@@ -7,6 +7,7 @@ import msgspec
 from relight.base.errors import BadSetting, Unavailable
 from relight.bench.definitions import implausible
 from relight.bench.figures import middle
+from relight.bench.needle import Kind as NeedleKind
 from relight.bench.result import Result
 from relight.bench.run import WarmUpFailed
 from relight.bench.scenario import Class, Scenario
@@ -39,7 +40,9 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     implausible: list[int]
 
 
-def rung_scenario(base: Scenario, length: int, repeat: int, output: int, needle: bool) -> Scenario:
+def rung_scenario(
+    base: Scenario, length: int, repeat: int, output: int, needle: NeedleKind | None
+) -> Scenario:
     """One user, cold, and prompts that are not repeated."""
     one = Class(
         name=f"at-{length}",

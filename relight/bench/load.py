@@ -1,15 +1,17 @@
-"""Sends the requests of a run: closed users and open arrivals side by side, and watches its own
-lateness. Knows no figures."""
+"""Sends the requests of a run: closed users, conversations and open arrivals side by side, and
+watches its own lateness. Knows no figures."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from relight.bench.client import LEAD_S, Client, Prompt
-from relight.bench.prompts import schedule
+from relight.bench.client import LEAD_S, Client
+from relight.bench.conversation import after
+from relight.bench.prompts import Prompt
 from relight.bench.record import Record
 from relight.bench.scenario import Class, Scenario
 
@@ -37,10 +39,43 @@ class Lag(msgspec.Struct):
             self.wall_s = time.perf_counter() - wall
 
 
-async def send(
-    client: Client, scenario: Scenario, prompts: Sequence[Prompt], seen: Seen
-) -> tuple[list[Record], Lag]:
-    """All requests of the scenario, ended one way or another, in the order of their ends."""
+class Share(msgspec.Struct, frozen=True):
+    """What one client process sends: its users of each class, and its prompts."""
+
+    classes: list[Class]
+    prompts: list[Prompt]
+    seconds: float
+
+
+def split(scenario: Scenario, prompts: Sequence[Prompt], clients: int) -> list[Share]:
+    """Users and prompts dealt out in turn; a conversation stays whole. A process without users of a
+    class has none of its prompts."""
+    dealt: list[list[Prompt]] = [[] for _ in range(clients)]
+    users: list[list[Class]] = [[] for _ in range(clients)]
+    for one in scenario.classes:
+        hands = min(clients, one.users) if one.users else clients
+        for number in range(hands):
+            own = len(range(number, one.users, hands))
+            users[number].append(msgspec.structs.replace(one, users=own) if one.users else one)
+        for number, conversation in enumerate(conversations(prompts, one)):
+            dealt[number % hands] += conversation
+    return [
+        Share(classes, own, scenario.seconds)
+        for classes, own in zip(users, dealt, strict=True)
+        if own
+    ]
+
+
+def conversations(prompts: Sequence[Prompt], one: Class) -> list[list[Prompt]]:
+    """The prompts of a class; those of a session are together and in order."""
+    own = [prompt for prompt in prompts if prompt.kind == one.name]
+    if one.sessions is None:
+        return [[prompt] for prompt in own]
+    return [list(turns) for _, turns in groupby(own, key=lambda prompt: prompt.session)]
+
+
+async def send(client: Client, share: Share, begin: float, seen: Seen) -> tuple[list[Record], Lag]:
+    """All requests of the share, ended one way or another, in the order of their ends."""
     records: list[Record] = []
 
     def keep(record: Record) -> None:
@@ -49,12 +84,12 @@ async def send(
 
     lag = Lag()
     watcher = asyncio.create_task(lag.watch())
-    begin = client.now()
+    last = begin + share.seconds if share.seconds else None
     try:
         async with asyncio.TaskGroup() as group:
-            for one in scenario.classes:
-                own = [prompt for prompt in prompts if prompt.kind == one.name]
-                for user in _users(client, scenario, one, own, begin, keep):
+            for one in share.classes:
+                talks = conversations(share.prompts, one)
+                for user in _users(client, one, talks, begin, last, keep):
                     group.create_task(user)
     finally:
         watcher.cancel()
@@ -64,34 +99,50 @@ async def send(
 
 def _users(
     client: Client,
-    scenario: Scenario,
     one: Class,
-    prompts: Sequence[Prompt],
+    talks: Sequence[list[Prompt]],
     begin: float,
+    last: float | None,
     keep: Seen,
 ) -> Iterator[Coroutine[Any, Any, None]]:
     if one.users:
-        queue = iter(prompts)
+        queue = iter(talks)
         for _ in range(one.users):
-            yield _closed(client, one, queue, begin + one.start_s, keep)
+            yield _closed(client, one, queue, begin + one.start_s, last, keep)
     else:
-        for prompt, due in zip(prompts, schedule(one, scenario.seed), strict=True):
-            yield _open(client, prompt, begin + due, keep)
+        for (prompt,) in talks:
+            assert prompt.due is not None
+            yield _open(client, prompt, begin + prompt.due, keep)
 
 
 async def _closed(
-    client: Client, one: Class, queue: Iterator[Prompt], start: float, keep: Seen
+    client: Client,
+    one: Class,
+    queue: Iterator[list[Prompt]],
+    start: float,
+    last: float | None,
+    keep: Seen,
 ) -> None:
     """One user: asks, waits for the end, thinks, asks again. A server that refuses at once would be
     asked as fast as the loop turns, so a failure costs a tenth of a second."""
     if not await client.until(start):
         return
-    for prompt in queue:
-        record = await client.ask(prompt)
-        keep(record)
-        refused = record.failure in ("refused", "unreachable")
-        if not await client.until(client.now() + max(one.think_s, 0.1 if refused else 0.0)):
-            return
+    for turns in queue:
+        prompt: Prompt | None = None
+        text = ""
+        for turn in turns:
+            if last is not None and client.now() >= last:
+                return
+            prompt = turn if prompt is None else after(prompt, text, turn)
+            if not await client.until(client.now() + prompt.delay_s):
+                return
+            record, text = await client.answer(prompt)
+            keep(record)
+            refused = record.failure in ("refused", "unreachable")
+            if not await client.until(client.now() + max(one.think_s, 0.1 if refused else 0.0)):
+                return
+            if not record.ok:
+                break  # the rest of a conversation hangs on this answer
 
 
 async def _open(client: Client, prompt: Prompt, due: float, keep: Seen) -> None:

@@ -3,7 +3,7 @@ vLLM (and so ours), SGLang and llama.cpp, and no HTTP.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +14,21 @@ _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
+class Sample(msgspec.Struct, frozen=True):
+    """A series by its name and, where it has several meanings, one label of it."""
+
+    name: str
+    label: tuple[str, str] | None = None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One kind of cache memory: what is used of what there is, or only the share of it."""
+
+    used: Sample | None = None
+    capacity: Sample | None = None
+    share: Sample | None = None
+
+
 class Dialect(msgspec.Struct, frozen=True):
     """What a server calls things. A counter has `_total` here where the server adds it."""
 
@@ -22,7 +37,9 @@ class Dialect(msgspec.Struct, frozen=True):
     counters: Mapping[str, str]
     gauges: Mapping[str, str]
     histograms: Mapping[str, str]
-    per_position: str = ""
+    groups: Mapping[str, Group] = {}
+    accepted_at: tuple[str, ...] = ()
+    drafted_at: tuple[str, ...] = ()
 
 
 VLLM = Dialect(
@@ -38,6 +55,7 @@ VLLM = Dialect(
         "drafted": "vllm:spec_decode_num_draft_tokens_total",
         "accepted": "vllm:spec_decode_num_accepted_tokens_total",
         "steps": "relight:engine_steps_total",
+        "corrupted": "vllm:corrupted_requests_total",
     },
     gauges={
         "running": "vllm:num_requests_running",
@@ -53,7 +71,22 @@ VLLM = Dialect(
         "prefill": "vllm:request_prefill_time_seconds",
         "step_tokens": "vllm:iteration_tokens_total",
     },
-    per_position="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    groups={
+        "kv": Group(share=Sample("vllm:kv_cache_usage_perc")),
+        "pages": Group(
+            Sample("relight:pages", ("state", "held")), Sample("relight:pages", ("state", "total"))
+        ),
+        "boundary records": Group(
+            Sample("relight:boundary_records", ("state", "used")),
+            Sample("relight:boundary_records", ("state", "total")),
+        ),
+    },
+    accepted_at=("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
+    # vLLM counts these and does not tell them.
+    drafted_at=(
+        "vllm:spec_decode_num_draft_tokens_per_pos_total",
+        "relight:spec_decode_num_draft_tokens_per_pos_total",
+    ),
 )
 SGLANG = Dialect(
     "sglang",
@@ -65,11 +98,15 @@ SGLANG = Dialect(
         "cache_queries": "sglang:prompt_tokens_total",
         "cache_hits": "sglang:cached_tokens_total",
         "preemptions": "sglang:num_retracted_requests_total",
+        "drafts": "sglang:spec_verify_calls_total",
     },
     gauges={
         "running": "sglang:num_running_reqs",
         "waiting": "sglang:num_queue_reqs",
         "kv_usage": "sglang:token_usage",
+        # No counter tells what was accepted: this is of the last moments, and has to be polled.
+        "accept_length": "sglang:spec_accept_length",
+        "accept_rate": "sglang:spec_accept_rate",
     },
     histograms={
         "ttft": "sglang:time_to_first_token_seconds",
@@ -77,6 +114,16 @@ SGLANG = Dialect(
         "tpot": "sglang:request_time_per_output_token_seconds",
         "e2e": "sglang:e2e_request_latency_seconds",
         "queue": "sglang:queue_time_seconds",
+    },
+    groups={
+        "full": Group(
+            capacity=Sample("sglang:max_total_num_tokens"), share=Sample("sglang:full_token_usage")
+        ),
+        "window": Group(
+            capacity=Sample("sglang:max_total_num_tokens_swa"),
+            share=Sample("sglang:swa_token_usage"),
+        ),
+        "state": Group(share=Sample("sglang:mamba_usage")),
     },
 )
 LLAMA_CPP = Dialect(
@@ -88,6 +135,7 @@ LLAMA_CPP = Dialect(
     },
     gauges={"running": "llamacpp:requests_processing", "waiting": "llamacpp:requests_deferred"},
     histograms={},
+    groups={"kv": Group(share=Sample("llamacpp:kv_cache_usage_ratio"))},
 )
 DIALECTS = (VLLM, SGLANG, LLAMA_CPP)
 
@@ -112,6 +160,7 @@ class Delta(msgspec.Struct, frozen=True):
     histograms: dict[str, Mean]
     per_position: list[float]
     resets: list[str]
+    drafted_at: list[float] = []
 
     @property
     def hit_fraction(self) -> float | None:
@@ -145,10 +194,35 @@ def dialect_of(series: Series) -> Dialect | None:
     return None
 
 
-def total(series: Series, name: str) -> float | None:
-    """Summed over all labels (engines, models, sources); None when there is no such series."""
-    found = [value for (own, _), value in series.items() if own == name]
+def total(series: Series, name: str, label: tuple[str, str] | None = None) -> float | None:
+    """Summed over all labels (engines, models, sources), or those with `label`; None when there is
+    no such series."""
+    found = [
+        value
+        for (own, labels), value in series.items()
+        if own == name and (label is None or label in labels)
+    ]
     return sum(found) if found else None
+
+
+def shares(series: Series, dialect: Dialect) -> dict[str, tuple[float | None, float]]:
+    """(capacity, used share of it) of each group of cache memory that the server tells. Engines
+    are not averaged where a share is all that is told: the fullest one counts."""
+    found: dict[str, tuple[float | None, float]] = {}
+    for name, group in dialect.groups.items():
+        capacity = _sample(series, group.capacity)
+        used = _sample(series, group.used)
+        if used is not None and capacity:
+            found[name] = (capacity, used / capacity)
+        elif group.share is not None:
+            values = [value for (own, _), value in series.items() if own == group.share.name]
+            if values:
+                found[name] = (capacity, max(values))
+    return found
+
+
+def _sample(series: Series, sample: Sample | None) -> float | None:
+    return None if sample is None else total(series, sample.name, sample.label)
 
 
 def gauges(series: Series, dialect: Dialect) -> dict[str, float]:
@@ -168,7 +242,9 @@ def delta(before: Series, after: Series, dialect: Dialect) -> Delta:
         seconds = _change(before, after, name + "_sum")
         if count is not None and seconds is not None:
             histograms[key] = Mean(count, seconds)
-    return Delta(dialect.name, counters, histograms, _positions(before, after, dialect), resets)
+    accepted = _positions(before, after, dialect.accepted_at)
+    drafted = _positions(before, after, dialect.drafted_at)
+    return Delta(dialect.name, counters, histograms, accepted, resets, drafted)
 
 
 def _change(before: Series, after: Series, name: str) -> float | None:
@@ -190,12 +266,12 @@ def _resets(before: Series, after: Series, dialect: Dialect) -> list[str]:
     return sorted(set(back))
 
 
-def _positions(before: Series, after: Series, dialect: Dialect) -> list[float]:
-    """Accepted tokens at each draft position, in the order of positions."""
+def _positions(before: Series, after: Series, names: Sequence[str]) -> list[float]:
+    """Tokens at each draft position, in the order of positions."""
     found: dict[int, float] = {}
     for (name, labels), value in after.items():
         position = dict(labels).get("position", "")
-        if name == dialect.per_position and position.isdigit():
+        if name in names and position.isdigit():
             change = value - before.get((name, labels), 0.0)
             found[int(position)] = found.get(int(position), 0.0) + change
     return [found[position] for position in sorted(found)]

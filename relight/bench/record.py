@@ -25,6 +25,32 @@ Failure = Literal[
 ]
 
 
+class ServerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of this request as the server told them beside the answer."""
+
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+    ttft: float | None = None
+
+
+class Drafts(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculation within one answer: verifications, drafted and accepted tokens, and where it is
+    told, how many verifications accepted 0, 1, 2 … drafts."""
+
+    steps: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    histogram: tuple[int, ...] = ()
+
+    @property
+    def advance(self) -> float | None:
+        """Tokens a verification yielded, its own included."""
+        if self.steps and self.accepted is not None:
+            return 1 + self.accepted / self.steps
+        return None
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     kind: str
@@ -47,6 +73,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     output_hash: str = ""
     looping: bool = False
     needle: bool | None = None
+    needle_kind: str | None = None
+    needle_depth: float | None = None
+    needle_score: float | None = None
+    session: int | None = None
+    turn: int | None = None
+    n_in_wanted: int | None = None
+    server: ServerTimes | None = None
+    drafts: Drafts | None = None
 
     @property
     def ok(self) -> bool:

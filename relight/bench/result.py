@@ -1,4 +1,5 @@
-"""The result file, schema v1: one JSON beside one JSONL row for each request. Knows no server.
+"""The result file, schema v1: one JSON beside one JSONL row for each request and, where a server
+tells its metrics, one for each second. Knows no server.
 
 Later versions add fields and keep the meaning of these; a reader refuses a schema it does not
 know. Figures that could not be had are null, never 0.
@@ -7,204 +8,35 @@ know. Figures that could not be had are null, never 0.
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from relight.base.errors import BadSetting
+from relight.bench.machine import Device
 from relight.bench.record import Record
-from relight.bench.scenario import CacheMode, Scenario
-from relight.bench.stats import Summary
+from relight.bench.scenario import Scenario
+from relight.bench.schema import (
+    Cache,
+    ClientFigures,
+    Counts,
+    EngineFigures,
+    Fairness,
+    Host,
+    Protocol,
+    Quality,
+    Resources,
+    Self,
+    Server,
+    Speculation,
+    Throughput,
+    Tokens,
+    Tool,
+    Validity,
+    Workload,
+)
+from relight.bench.watch import Point
 
 SCHEMA = "relight.bench/1"
-HitSource = Literal["metrics", "usage"]
-Status = Literal["valid", "invalid", "incomplete"]
-
-
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    name: str = "relight bench"
-    version: str
-
-
-class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that measured, which need not be the server's."""
-
-    system: str
-    python: str
-    cores: int
-    load_before: float
-    load_after: float
-
-
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server says of itself. `fingerprint` is of its model list: unlike before and after
-    means another server answered."""
-
-    url: str
-    model: str
-    dialect: str | None
-    max_model_len: int | None
-    fingerprint_before: str
-    fingerprint_after: str
-
-
-class ClassFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked of a class and what it became. Lengths in tokens as the server counted."""
-
-    name: str
-    sent: int
-    ok: int
-    input_target: int
-    input_mean: float | None
-    input_min: int | None
-    input_max: int | None
-    output_target: int
-    output_fixed: bool
-    ttft: Summary | None
-    tpot: Summary | None
-    stall_max: float | None
-
-
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    corpus: str
-    corpus_hash: str
-    nonce: str
-    prompts_hash: str
-    classes: list[ClassFacts]
-
-
-class Protocol(msgspec.Struct, frozen=True, kw_only=True):
-    warmup_requests: int
-    warmup_disjoint: bool = True
-    window_s: float
-    steady_s: float
-    prompts_calibrated: bool
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """`ok` is null where the server offers nothing to check by: unchecked, which is not passed."""
-
-    id: str
-    ok: bool | None
-    value: float | str | None
-    limit: str
-    why: str
-
-
-class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    status: Status
-    reasons: list[str]
-    checks: list[Check]
-
-
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    sent: int
-    ok: int
-    failures: dict[str, int]
-
-
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """`in_server` and `out_server` are of the server's counters, the others of usage."""
-
-    in_usage: int
-    out_usage: int
-    out_expected: int | None
-    cached: int | None
-    reasoning: int | None
-    in_server: float | None
-    out_server: float | None
-
-
-class ClientFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, as seen from outside. `itl` only where the server tells the tokens of a chunk."""
-
-    ttft: Summary | None
-    ttft_queue: Summary | None
-    ttfa: Summary | None
-    tpot: Summary | None
-    icl: Summary | None
-    itl: Summary | None
-    e2e: Summary | None
-    stall_max: float | None
-    stalls: int
-    tokens_per_chunk: float | None
-
-
-class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the window in seconds, from the server's own histograms. `gap` is between tokens
-    at SGLang and between outputs (steps, under speculation) at vLLM."""
-
-    requests: float | None
-    ttft: float | None
-    queue: float | None
-    prefill: float | None
-    tpot: float | None
-    gap: float | None
-    e2e: float | None
-    steps: float | None
-    running_max: float | None
-    waiting_max: float | None
-    resets: list[str]
-
-
-class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """`out_tok_s_steady` is between the moments when the last user began and the first one left.
-    `per_user` is 1 / mean TPOT; `per_request` output over whole time, prompt included."""
-
-    out_tok_s: float
-    out_tok_s_steady: float | None
-    in_tok_s: float
-    req_s: float
-    per_user: float | None
-    per_request: float | None
-    goodput_req_s: float | None
-    slo_attainment: float | None
-    little_closure: float | None
-    implied_running: float | None
-    slots: int | None
-    slot_ceiling: float | None
-
-
-class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """Pooled over the window. `synthetic`: on random words, which says nothing about real use."""
-
-    drafts: float
-    drafted: float
-    accepted: float
-    al_pooled: float
-    rate: float | None
-    per_pos_uncond: list[float]
-    cond: list[float]
-    synthetic: bool
-
-
-class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    mode: CacheMode
-    hit_fraction: float | None
-    source: HitSource | None
-    preemptions: float | None
-    usage_peak: float | None
-
-
-class Fairness(msgspec.Struct, frozen=True, kw_only=True):
-    """Jain's index over the tokens a second of each request: 1 is equal."""
-
-    jain: float | None
-
-
-class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    output_hash: str
-    looping: int
-    needles: int
-    needles_found: int
-
-
-class Self(msgspec.Struct, frozen=True, kw_only=True):
-    """The measuring itself: how late its own loop ran, and its share of one core."""
-
-    loop_lag: Summary | None
-    send_lag: Summary | None
-    cpu_share: float
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,20 +65,33 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     requests_ref: str
     requests_hash: str
     validity: Validity | None = None
+    devices: list[Device] = []
+    devices_after: list[Device] = []
+    resources: Resources | None = None
+    series_ref: str | None = None
+    series_hash: str | None = None
 
 
-def rows(records: Iterable[Record]) -> bytes:
+def rows(records: Iterable[Record | Point]) -> bytes:
     return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
 
 
-def write(folder: Path, result: Result, records: Sequence[Record], secret: str) -> Path:
-    """Both files; the JSON last, so that it never tells of rows that are not there. A secret can
+def write(
+    folder: Path,
+    result: Result,
+    records: Sequence[Record],
+    secret: str,
+    series: Sequence[Point] = (),
+) -> Path:
+    """All files; the JSON last, so that it never tells of rows that are not there. A secret can
     only be here by a bug, and is refused."""
     folder.mkdir(parents=True, exist_ok=True)
     data = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    lines = rows(records)
-    assert not secret or secret.encode() not in data + lines, "a secret in a result"
+    lines, seconds = rows(records), rows(series)
+    assert not secret or secret.encode() not in data + lines + seconds, "a secret in a result"
     (folder / result.requests_ref).write_bytes(lines)
+    if result.series_ref is not None:
+        (folder / result.series_ref).write_bytes(seconds)
     path = folder / f"{result.run_id}.json"
     path.write_bytes(data + b"\n")
     return path
@@ -275,3 +120,19 @@ def read(path: Path) -> tuple[Result, list[Record], str]:
     except (msgspec.DecodeError, msgspec.ValidationError) as problem:
         raise BadSetting(f"{path} is no result: {problem}") from problem
     return result, records, rows_hash(lines)
+
+
+def read_series(path: Path, result: Result) -> list[Point]:
+    """The seconds of a window beside the result at `path`; empty where there are none. Raises
+    BadSetting."""
+    name = result.series_ref
+    if name is None:
+        return []
+    if Path(name).name != name:
+        raise BadSetting(f"{path}: series_ref is {name!r}; wanted a file name")
+    try:
+        return msgspec.json.Decoder(Point).decode_lines((path.parent / name).read_bytes())
+    except OSError as problem:
+        raise BadSetting(f"{name} cannot be read: {problem}") from problem
+    except (msgspec.DecodeError, msgspec.ValidationError) as problem:
+        raise BadSetting(f"{name} is no series: {problem}") from problem

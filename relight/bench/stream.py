@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from relight.base.sse import EventSplitter
-from relight.bench.record import Failure
+from relight.bench.record import Drafts, Failure, ServerTimes
 
 MAX_ERROR = 300
 LOOP_TAIL = 400
@@ -46,14 +46,50 @@ class _OutputDetails(msgspec.Struct):
     reasoning_tokens: int | None = None
 
 
+class _Timing(msgspec.Struct):
+    """Ours, beside usage."""
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+
+
 class _Usage(msgspec.Struct):
+    timing: _Timing | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
 
 
+class _Speculation(msgspec.Struct):
+    num_spec_steps: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    acceptance_histogram: list[int] | dict[str, int] | None = None
+
+
+class _Metrics(msgspec.Struct):
+    """vLLM's, where it was started to tell them; ours have the same shape for speculation."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    speculative_decoding: _Speculation | None = None
+
+
+class _Timings(msgspec.Struct):
+    """llama.cpp's."""
+
+    prompt_ms: float | None = None
+    predicted_ms: float | None = None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+
+
 class _Chunk(msgspec.Struct):
+    metrics: _Metrics | None = None
+    timings: _Timings | None = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
@@ -84,6 +120,9 @@ class Stream:
         self._is_stream = False
         self._counted = 0
         self._texts: list[str] = []
+        self._answers: list[str] = []
+        self.server: ServerTimes | None = None
+        self.drafts: Drafts | None = None
 
     @property
     def over(self) -> bool:
@@ -93,6 +132,11 @@ class Stream:
     @property
     def text(self) -> str:
         return "".join(self._texts)
+
+    @property
+    def answer(self) -> str:
+        """Without reasoning and calls: what a next turn has as the reply."""
+        return "".join(self._answers)
 
     def headers(self, status: int, content_type: str, now: float) -> None:
         self.status, self.t_headers = status, now
@@ -142,6 +186,30 @@ class Stream:
             self._choice(choice, counted, now)
         if chunk.usage is not None:
             self.usage = chunk.usage
+        self._details(chunk)
+
+    def _details(self, chunk: _Chunk) -> None:
+        """What a server tells of this one request, in any of three shapes."""
+        timing = chunk.usage.timing if chunk.usage else None
+        if timing is not None:
+            self.server = ServerTimes(
+                queue=_s(timing.queue_ms),
+                prefill=_s(timing.prefill_ms),
+                decode=_s(timing.decode_ms),
+            )
+        if (told := chunk.metrics) is not None:
+            # vLLM's clock of this figure starts when the request is scheduled: that is prefill.
+            self.server = ServerTimes(
+                queue=_s(told.queue_time_ms),
+                prefill=_s(told.time_to_first_token_ms),
+                decode=_s(told.generation_time_ms),
+            )
+            if told.speculative_decoding is not None:
+                self.drafts = _drafts(told.speculative_decoding)
+        if (last := chunk.timings) is not None and last.predicted_ms is not None:
+            self.server = ServerTimes(prefill=_s(last.prompt_ms), decode=_s(last.predicted_ms))
+            if last.draft_n is not None:
+                self.drafts = Drafts(drafted=last.draft_n, accepted=last.draft_n_accepted)
 
     def _count(self, chunk: _Chunk) -> int:
         """Tokens of this chunk where the server tells them: usage on every chunk, or token ids."""
@@ -157,6 +225,7 @@ class Stream:
         reasoning = (delta.reasoning_content or "") or (delta.reasoning or "")
         calls = [call.function for call in delta.tool_calls or () if call.function]
         self._texts += [reasoning, answer]
+        self._answers.append(answer)
         self._texts += [(call.name or "") + (call.arguments or "") for call in calls]
         visible = bool(answer or reasoning or delta.tool_calls)
         # A token may show no text (half a character, a marker); a role prelude is no token.
@@ -198,6 +267,25 @@ class Stream:
                 f"{told} tokens, finish reason {self.finish!r}; wanted {self.wanted} and 'length' "
                 "(the server must honour ignore_eos)",
             )
+
+
+def _s(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds / 1e3, 6)
+
+
+def _drafts(told: _Speculation) -> Drafts:
+    """A histogram alone tells the rest: entry i counts the verifications that accepted i drafts."""
+    histogram = told.acceptance_histogram or ()
+    if isinstance(histogram, dict):
+        most = max((int(key) for key in histogram if key.isdigit()), default=-1)
+        histogram = [histogram.get(str(key), 0) for key in range(most + 1)]
+    accepted = sum(number * count for number, count in enumerate(histogram))
+    return Drafts(
+        steps=told.num_spec_steps or sum(histogram) or None,
+        drafted=told.num_draft_tokens,
+        accepted=accepted if histogram else told.num_accepted_tokens,
+        histogram=tuple(histogram),
+    )
 
 
 def text_hash(text: str) -> str:

@@ -28,7 +28,7 @@ for command in (bench_blocks.ab, bench_blocks.aa, bench_blocks.ladder):
 @app.command()
 @judged
 def run(
-    scenario: Annotated[str, typer.Argument(help="A TOML file, or: chat, mixed, open.")],
+    scenario: Annotated[str, typer.Argument(help="A YAML file or a shipped name, such as chat.")],
     url: Annotated[str, typer.Option(help="The server, as http://host:port.")],
     model: Annotated[str, typer.Option(help="Needed only when it has several models.")] = "",
     cell: Annotated[

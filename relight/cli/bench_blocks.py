@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from relight.bench.result import Result
     from relight.bench.scenario import Scenario
 
-SCENARIO = Annotated[str, typer.Argument(help="A TOML file, or: chat, mixed, open.")]
+SCENARIO = Annotated[str, typer.Argument(help="A YAML file or a shipped name, such as chat.")]
 CELL = Annotated[str, typer.Option(help="Change fields of classes: users=4,input_tokens=512.")]
 MODEL = Annotated[str, typer.Option(help="Needed only when a server has several models.")]
 OUT = Annotated[Path, typer.Option(help="Folder for all result files.")]
@@ -155,7 +155,7 @@ def ladder(
         raise BadSetting(f"--from is {low} and --to {high}; wanted a longer one")
 
     def wanted(length: int) -> "Scenario":
-        return rung_scenario(base, length, repeat, output, needle)
+        return rung_scenario(base, length, repeat, output, "single" if needle else None)
 
     with Bench(out, api_key_file) as bench:
 

@@ -49,7 +49,7 @@ class Bench:
             progress=lambda progress: self._show(progress, label),
         )
         told, records = _run(_stoppable(run))
-        files.write(self._out, told, records, self._key)
+        files.write(self._out, told, records, self._key, run.points)
         return told
 
 

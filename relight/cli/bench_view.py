@@ -9,8 +9,9 @@ from rich.text import Text
 from relight.bench.arms import Blocks
 from relight.bench.figures import middle
 from relight.bench.ladder import Ladder
-from relight.bench.result import Result, Validity
+from relight.bench.result import Result
 from relight.bench.run import Progress
+from relight.bench.schema import Validity
 from relight.bench.stats import Summary
 from relight.cli import show
 

@@ -53,7 +53,7 @@ async def cliff() -> str:
     async with ScriptedServer(Script(reply=_stuck_above(700))) as server:
 
         def at(length: int) -> Result:
-            wanted = rung_scenario(base, length, repeat=1, output=8, needle=False)
+            wanted = rung_scenario(base, length, repeat=1, output=8, needle=None)
             return asyncio.run(Run(target(server.url), wanted).measure())[0]
 
         # A rung's own loop, as the command has; the server stays on this one.

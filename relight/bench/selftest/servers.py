@@ -176,7 +176,7 @@ async def needles() -> str:
     def seeing(asked: Asked) -> Reply:
         return Reply(text=f"It is {_needle(asked.prompt)}.")
 
-    wanted = scenario(needle=True)
+    wanted = scenario(needle="single")
     out = await measure(Script(reply=seeing), wanted)
     out.must_be_accepted()
     demand(out.result.quality.needles_found == 8, "a found needle was not seen")

@@ -1,0 +1,121 @@
+"""Watches a server over a window: its counters before and after, its gauges and the machine second
+by second. Knows no load and no verdict."""
+
+import asyncio
+import time
+
+import msgspec
+
+from relight.bench import http, machine, metrics, process
+from relight.bench.http import Target
+from relight.bench.machine import Device
+from relight.bench.metrics import Delta, Dialect, Series
+
+POLL_S = 1.0
+SETTLE_S = 1.0
+DEVICE_EVERY = 5
+"""Polls between two looks at the accelerators: their tool takes a tenth of a second."""
+COUNTED = ("prompt_tokens", "generation_tokens", "steps", "drafts", "accepted", "preemptions")
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One second of a window; `t` since the run began. Counters are since the window began,
+    `groups` shares of cache memory in use, memory in bytes, of the server's processes where they
+    are on this machine."""
+
+    t: float
+    gauges: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    groups: dict[str, float] = {}
+    resident: int | None = None
+    swapped: int | None = None
+    zombies: int | None = None
+    mem_available: int | None = None
+    devices: list[Device] = []
+
+
+class Watch:
+    """`begin`, `poll` as a task until it is cancelled, `end`. `pid` is the server's process on this
+    machine, if it is here."""
+
+    def __init__(self, to: Target, pid: int | None, started: float) -> None:
+        self._to = to
+        self._pid = pid
+        self._started = started
+        self._before: Series = {}
+        self._resets: set[str] = set()
+        self._energy: float | None = None
+        self.dialect: Dialect | None = None
+        self.peaks: dict[str, float] = {}
+        self.capacities: dict[str, float | None] = {}
+        self.points: list[Point] = []
+        self.uptime_s: float | None = None
+        self.energy_j: float | None = None
+
+    async def begin(self) -> None:
+        self._before = await self._read()
+        self.dialect = metrics.dialect_of(self._before)
+        begun = metrics.total(self._before, "process_start_time_seconds")
+        self.uptime_s = time.time() - begun if begun else None
+        self._energy = machine.package_energy_j() if self._pid else None
+
+    async def poll(self) -> None:
+        """Until cancelled: a point each second, and restarts within the window."""
+        last = self._before
+        has_devices = self._pid is not None and bool(await asyncio.to_thread(machine.devices))
+        while self.dialect is not None or self._pid is not None:
+            looks = has_devices and len(self.points) % DEVICE_EVERY == 0
+            devices = await asyncio.to_thread(machine.devices) if looks else []
+            series = await self._read() if self.dialect else {}
+            self.points.append(self._point(series, devices))
+            if self.dialect is not None:
+                self._resets.update(metrics.delta(last, series, self.dialect).resets)
+            last = series
+            await asyncio.sleep(POLL_S)
+
+    def _point(self, series: Series, devices: list[Device]) -> Point:
+        gauges: dict[str, float] = {}
+        counters: dict[str, float] = {}
+        groups: dict[str, float] = {}
+        if self.dialect is not None and series:
+            gauges = metrics.gauges(series, self.dialect)
+            for name, value in gauges.items():
+                self.peaks[name] = max(self.peaks.get(name, 0.0), value)
+            found = metrics.delta(self._before, series, self.dialect).counters
+            counters = {name: found[name] for name in COUNTED if name in found}
+            for name, (capacity, share) in metrics.shares(series, self.dialect).items():
+                groups[name] = share
+                self.capacities[name] = capacity
+        pids = process.family(self._pid) if self._pid is not None else []
+        resident = [size for pid in pids if (size := process.resident(pid)) is not None]
+        swapped = [size for pid in pids if (size := process.swapped(pid)) is not None]
+        return Point(
+            t=round(time.perf_counter() - self._started, 3),
+            gauges=gauges,
+            counters=counters,
+            groups=groups,
+            resident=sum(resident) if resident else None,
+            swapped=sum(swapped) if swapped else None,
+            zombies=sum(map(process.is_zombie, pids)) if pids else None,
+            mem_available=machine.memory("MemAvailable") if pids else None,
+            devices=devices,
+        )
+
+    async def end(self, out_tokens: int) -> Delta | None:
+        """A server may count an answer a moment after it sent its last byte."""
+        used = machine.package_energy_j() if self._energy is not None else None
+        if used is not None and self._energy is not None and used >= self._energy:
+            self.energy_j = used - self._energy
+        if self.dialect is None:
+            return None
+        for _ in range(10):
+            found = metrics.delta(self._before, await self._read(), self.dialect)
+            if found.counters.get("generation_tokens", out_tokens) >= out_tokens:
+                break
+            await asyncio.sleep(SETTLE_S / 10)
+        resets = sorted({*found.resets, *self._resets})
+        return msgspec.structs.replace(found, resets=resets)
+
+    async def _read(self) -> Series:
+        data = await http.get(self._to, "/metrics")
+        return metrics.parse((data or b"").decode("utf-8", "replace"))
