@@ -109,6 +109,7 @@ ROOMS = (
     "bench",
     "lab",
     "serve",
+    "chat",
     "session",
     "ember",
     "engine",

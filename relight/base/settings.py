@@ -287,12 +287,14 @@ def load(
     flags: Mapping[str, object],
     environment: Mapping[str, str],
     file: Path | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Loaded:
     """Settings from all sources. `flags` has names of settings; None there means: not given.
+    `defaults` are those of one command, in place of the declared ones.
 
     Raises `BadSetting` that names the setting, the value, its source and what is wanted.
     """
-    given: dict[str, tuple[object, str]] = {}
+    given = {name: (value, "default") for name, value in (defaults or {}).items()}
     if file is not None:
         for name, value in _read(file).items():
             given[_known(name, KNOBS, f"in {file}")] = (value, f"file {file}")

@@ -6,7 +6,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import RelightError
-from relight.cli import bench, checkpoint, generate, run, show
+from relight.cli import bench, chat, checkpoint, generate, run, show
 from relight.engine.openmp import let_threads_sleep
 
 REMEDY = "give another path, or see to its rights and to free space"
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 for command in (
     run.serve,
+    chat.chat,
     generate.generate,
     checkpoint.inspect,
     checkpoint.synth,

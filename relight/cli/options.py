@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +22,12 @@ CONFIG = Annotated[
 ]
 
 
-def with_settings(*groups: Group) -> Callable[[Callable[..., None]], Any]:
+def with_settings(
+    *groups: Group, defaults: Mapping[str, object] | None = None
+) -> Callable[[Callable[..., None]], Any]:
     """The command's parameter `loaded` becomes one flag for each setting of `groups`, and
-    `--config`. Ranges are checked where settings are loaded, whatever their source."""
+    `--config`. Ranges are checked where settings are loaded, whatever their source. `defaults`
+    are this command's own."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "loaded"]
@@ -36,7 +39,7 @@ def with_settings(*groups: Group) -> Callable[[Callable[..., None]], Any]:
         @functools.wraps(command)
         def run(*, config: Path | None = None, **values: Any) -> None:
             given = {flag.name: values.pop(flag.name) for flag in flags}
-            command(loaded=load(given, os.environ, config), **values)
+            command(loaded=load(given, os.environ, config, defaults), **values)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         signature = inspect.Signature([*parameters, *flags, config])
