@@ -47,11 +47,27 @@ class TooLong(BadRequest):
         self.limit = limit
 
 
+class Unauthorized(RelightError):
+    """The request has no key, or one that is not among the server's."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+
 class ModelNotFound(RelightError):
     """The request names a model that this server does not serve."""
 
     status = 404
     code = "model_not_found"
+    kind = "invalid_request_error"
+
+
+class TooSlow(RelightError):
+    """The client went silent while it sent a request."""
+
+    status = 408
+    code = "request_timeout"
     kind = "invalid_request_error"
 
 

@@ -25,9 +25,16 @@ UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def _knob(
-    group: Group, help: str, *, low: int | None = None, high: int | None = None, unit: str = ""
+    group: Group,
+    help: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    unit: str = "",
+    secret: bool = False,
 ) -> msgspec.Meta:
-    return msgspec.Meta(description=help, ge=low, le=high, extra={"group": group, "unit": unit})
+    extra = {"group": group, "unit": unit, "secret": secret}
+    return msgspec.Meta(description=help, ge=low, le=high, extra=extra)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +46,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     served_name: Annotated[
         str, _knob("model", "model name that clients send; empty: the folder's name")
     ] = ""
+    alias: Annotated[
+        tuple[str, ...], _knob("model", "further names that clients may send for the model")
+    ] = ()
     encoding: Annotated[
         Literal["v4", "v4-first", "v4.1"],
         _knob("model", "prompt layout; v4-first: the first release of V4-Flash; v4.1: V4.1-Flash"),
@@ -142,6 +152,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             high=2**20,
         ),
     ] = 0
+    max_output: Annotated[
+        int,
+        _knob(
+            "requests",
+            "most output tokens of any request, whatever it asks; 0: what the context leaves",
+            low=0,
+            high=2**20,
+        ),
+    ] = 0
+    overflow: Annotated[
+        Literal["clamp", "refuse"],
+        _knob(
+            "requests",
+            "a request whose prompt and output limit exceed the context; clamp: the limit is "
+            "lowered; refuse: a 400",
+        ),
+    ] = "clamp"
+    default_sampling: Annotated[
+        str,
+        _knob(
+            "requests",
+            "JSON with temperature, top_p, top_k or min_p for requests that set none; else those "
+            "of generation_config.json",
+        ),
+    ] = ""
+    default_effort: Annotated[
+        Literal["auto", "minimal", "low", "medium", "high", "xhigh", "max"],
+        _knob(
+            "requests", "reasoning effort of requests that think and set none; auto: the model's"
+        ),
+    ] = "auto"
     max_queue: Annotated[
         int, _knob("requests", "requests that may wait; one more gets a 429", low=1, high=10**6)
     ] = 1000
@@ -185,9 +226,59 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             low=1,
         ),
     ] = 60
+    root_path: Annotated[
+        str,
+        _knob("server", "path in front of all routes, such as /llm; they answer without it, too"),
+    ] = ""
+    api_key: Annotated[
+        tuple[str, ...],
+        _knob("server", "keys that clients must send one of; none: anyone may", secret=True),
+    ] = ()
+    api_key_file: Annotated[
+        str, _knob("server", "file with further keys, one a line; # begins a comment")
+    ] = ""
+    tls_cert: Annotated[
+        str, _knob("server", "file with the certificate and its chain, PEM; serves https")
+    ] = ""
+    tls_key: Annotated[
+        str, _knob("server", "file with the certificate's key, PEM; empty: it is in tls_cert")
+    ] = ""
+    cors_origin: Annotated[
+        tuple[str, ...],
+        _knob("server", "origins whose pages may call the server, such as https://x.org; *: all"),
+    ] = ()
+    keep_alive: Annotated[
+        int,
+        _knob(
+            "server", "s without a word after which a stream sends a sign of life; 0: none", low=0
+        ),
+    ] = 8
+    client_timeout: Annotated[
+        int,
+        _knob(
+            "server",
+            "s that a client may be silent while it sends a request, or take nothing of an answer; "
+            "0: no bound",
+            low=0,
+        ),
+    ] = 60
+    drain: Annotated[
+        int, _knob("server", "s that running requests have to end after a signal", low=0)
+    ] = 30
+    reasoning_copy: Annotated[
+        bool,
+        _knob("server", "send reasoning under the name `reasoning`, too, beside reasoning_content"),
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _knob("server", "least level that is logged")
     ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], _knob("server", "a line of text or a JSON object for each entry")
+    ] = "text"
+    log_requests: Annotated[
+        Literal["off", "on", "text"],
+        _knob("server", "log a line for each request; text: with what was sent and answered"),
+    ] = "on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +287,12 @@ class Knob:
 
     name: str
     type: Any
-    kind: Literal["int", "bytes", "text", "choice", "bool"]
+    kind: Literal["int", "bytes", "text", "choice", "bool", "list"]
     default: object
     help: str
     group: Group
     wanted: str
+    secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -215,6 +307,10 @@ class Knob:
         return self.default is msgspec.NODEFAULT
 
     def show(self, value: object) -> str:
+        """For eyes and logs: of a secret only how many there are."""
+        if self.kind == "list":
+            assert isinstance(value, tuple)
+            return f"{len(value)} given" if self.secret and value else ",".join(value)
         if self.kind == "bytes":
             return format_bytes(int(str(value)))
         return str(value).lower() if self.kind == "bool" else str(value)
@@ -237,11 +333,13 @@ def parse_bytes(text: str) -> int:
 def _describe(field: msgspec.structs.FieldInfo) -> Knob:
     base, meta = get_args(field.type)
     limits = f"{meta.ge} or more" if meta.le is None else f"{meta.ge} to {meta.le}"
-    kind: Literal["int", "bytes", "text", "choice", "bool"]
+    kind: Literal["int", "bytes", "text", "choice", "bool", "list"]
     if base is bool:
         kind, wanted = "bool", "true or false"
     elif base is str:
         kind, wanted = "text", "a text"
+    elif base == tuple[str, ...]:
+        kind, wanted = "list", "texts; several flags, or joined by commas"
     elif base is not int:
         kind, wanted = "choice", " or ".join(get_args(base))
     elif meta.extra["unit"] == "bytes":
@@ -256,6 +354,7 @@ def _describe(field: msgspec.structs.FieldInfo) -> Knob:
         help=meta.description,
         group=meta.extra["group"],
         wanted=wanted,
+        secret=meta.extra["secret"],
     )
 
 
@@ -304,7 +403,7 @@ def load(
             name = variables[_known(variable, variables, "in the environment")]
             given[name] = (text, f"variable {variable}")
     for name, value in flags.items():
-        if value is not None:
+        if value not in (None, [], ()):
             knob = KNOBS[_known(name, KNOBS, "among the flags")]
             given[name] = (value, f"flag {knob.flag}")
 
@@ -344,11 +443,14 @@ def _convert(knob: Knob, value: object, source: str) -> Any:
     try:
         if knob.kind == "bytes" and isinstance(value, str):
             value = parse_bytes(value)
+        if knob.kind == "list" and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
         # Not strict: a flag or variable is text, whatever its setting's type.
         return msgspec.convert(value, knob.type, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
+        found = "no such thing" if knob.secret else repr(value)
         raise BadSetting(
-            f"{knob.name} is {value!r} ({source}); wanted {knob.wanted} ({knob.help})",
+            f"{knob.name} is {found} ({source}); wanted {knob.wanted} ({knob.help})",
             param=knob.name,
         ) from error
 

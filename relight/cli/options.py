@@ -60,6 +60,8 @@ def _parameter(knob: Knob) -> inspect.Parameter:
         metavar="" if switch else _metavar(knob),
     )
     kind: Any = bool | None if switch else str | None
+    if knob.kind == "list":
+        kind = list[str] | None  # the flag may be repeated
     return inspect.Parameter(
         knob.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -76,4 +78,4 @@ def _help(knob: Knob) -> str:
 def _metavar(knob: Knob) -> str:
     if knob.kind == "choice":
         return "|".join(knob.wanted.split(" or "))
-    return {"int": "NUMBER", "bytes": "BYTES", "text": "TEXT"}[knob.kind]
+    return {"int": "NUMBER", "bytes": "BYTES", "text": "TEXT", "list": "TEXT"}[knob.kind]

@@ -1,6 +1,5 @@
 """The commands that serve, check promises and look at the machine. Knows no model."""
 
-import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,16 +20,14 @@ def serve(loaded: Loaded) -> None:
     Example: `relight serve --model .cache/relight/tiny --port 8000`
     """
     from relight.base.config import read_config
+    from relight.base.logs import configure
     from relight.base.packaged import model_folder
     from relight.cli.progress import load_bar
     from relight.serve.main import serve as serve_http
 
     # A wrong folder is told before anything is started.
     read_config(model_folder(loaded.settings.model))
-    logging.basicConfig(
-        level=loaded.settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s server: %(message)s",
-    )
+    configure("server", loaded.settings.log_level, loaded.settings.log_format)
     show.settings(loaded)
     with ExitStack() as stack:
         progress = stack.enter_context(load_bar(show.console()))

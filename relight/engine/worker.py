@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from relight.base.errors import RelightError
+from relight.base.logs import configure
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo
 from relight.engine.loop import Loop
@@ -178,10 +179,7 @@ def main(assemble: Assemble | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
     size = int.from_bytes(os.read(0, 4), "little")
     settings = msgspec.msgpack.decode(_read(size), type=Settings)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s engine: %(message)s",
-    )
+    configure("engine", settings.log_level, settings.log_format)
     channel = Channel(address)
     worker = Worker(channel)
     signal.signal(signal.SIGTERM, worker.on_signal)

@@ -55,8 +55,9 @@ async def _answer(
         jobs = server.on_terms(exchange, session.choices(job))
     async with server.queued(session, jobs):
         include_reasoning = call.include_reasoning is not False
+        copy = server.options.reasoning_copy
         if call.stream:
-            events = _events(session, jobs, head, include_reasoning=include_reasoning)
+            events = _events(session, jobs, head, include_reasoning=include_reasoning, copy=copy)
             await exchange.stream(events, server.options.keep_alive_s)
             return
         answers = await collect_all(session, jobs)
@@ -69,14 +70,22 @@ async def _answer(
             )
             for index, answer in enumerate(answers)
         ]
+        for choice in choices if copy else ():
+            choice.message.reasoning = choice.message.reasoning_content
         usages = [answer.finish.usage for answer in answers if answer.finish]
         usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
         await exchange.reply_json(wire.chat_completion(head, choices, usage))
 
 
 async def _events(
-    session: Session, jobs: Sequence[Job], head: wire.Head, *, include_reasoning: bool
+    session: Session,
+    jobs: Sequence[Job],
+    head: wire.Head,
+    *,
+    include_reasoning: bool,
+    copy: bool,
 ) -> AsyncGenerator[bytes, None]:
+    """`copy`: reasoning is sent under both of its names."""
     usages = []
     scores: list[list[Scored]] = [[] for _ in jobs]  # sent with the text that they belong to
     for index in range(len(jobs)):
@@ -91,6 +100,8 @@ async def _events(
             choice = wire.delta_choice(index, piece, scores[index])
             if choice is not None:
                 scores[index].clear()
+                if copy:
+                    choice.delta.reasoning = choice.delta.reasoning_content
                 yield head.chat_chunk([choice])
             if isinstance(piece, Finish):
                 usages.append((jobs[index], piece.usage))

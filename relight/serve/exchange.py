@@ -4,15 +4,31 @@ Knows ASGI, and no route."""
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
 
-from relight.base.errors import Overloaded, RelightError, TooLarge, Unavailable
+from relight.base.errors import (
+    Overloaded,
+    RelightError,
+    TooLarge,
+    TooSlow,
+    Unauthorized,
+    Unavailable,
+)
 from relight.serve import sse
 from relight.serve.voice import OPENAI, Problem, Voice
+from relight.session import Job
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
@@ -29,17 +45,36 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """`headers` are sent with whatever answer there will be, and `voice` tells what is none."""
+    """`headers` are sent with whatever answer there will be; `voice` tells what is none. `jobs`,
+    `status` and `failure` are for the log. `silent_s` bounds how long the client may be silent
+    while it sends, or take nothing of an answer; 0: no bound. `keeps_text` remembers what was sent
+    and answered for the log."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, voice: Voice = OPENAI) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        voice: Voice = OPENAI,
+        *,
+        silent_s: float = 0.0,
+        keeps_text: bool = False,
+    ) -> None:
         self.scope = scope
         self.voice = voice
+        self.jobs: Sequence[Job] = ()
+        self.status = 0
+        self.failure = ""
+        self._silent_s = silent_s or None
+        self._sent: list[bytes] = []
+        self._answered: list[bytes] | None = [] if keeps_text else None
         self._receive = receive
         self._send = send
         self._started = False
         self._streaming = False
         self._ended = False
         self._last_write = 0.0
+        self._writes = False  # a write waits for the client to take what was sent
         self.request_id = self._request_id()
         self.headers: list[Header] = [(b"x-request-id", self.request_id.encode())]
 
@@ -60,7 +95,14 @@ class Exchange:
             raise _too_large(limit)
         parts, size = [], 0
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(self._silent_s):
+                    message = await self._receive()
+            except TimeoutError as error:
+                raise TooSlow(
+                    f"nothing came of the body for {self._silent_s:g} s (--client-timeout); send "
+                    "the request again"
+                ) from error
             if message["type"] == "http.disconnect":
                 raise ClientGone
             part = message.get("body", b"")
@@ -69,6 +111,8 @@ class Exchange:
                 raise _too_large(limit)
             parts.append(part)
             if not message.get("more_body", False):
+                if self._answered is not None:
+                    self._sent = parts
                 return b"".join(parts)
 
     async def while_connected(self, work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
@@ -116,6 +160,7 @@ class Exchange:
 
     async def fail(self, error: RelightError) -> None:
         """Answers with the error, or, in a stream, sends it as the last event."""
+        self.failure = error.code
         if self._ended:
             return
         problem = Problem(error, self.request_id)
@@ -125,8 +170,16 @@ class Exchange:
             retry_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S
             retry = (b"retry-after", str(retry_s).encode())
             extra = (retry,) if error.status in (429, 503) else ()
+            if isinstance(error, Unauthorized):
+                extra = ((b"www-authenticate", b"Bearer"),)
             data = self.voice.body(problem)
             await self.reply(data, status=error.status, headers=(JSON, *extra))
+
+    def sent_text(self) -> str:
+        return _text_of(self._sent)
+
+    def answered_text(self) -> str:
+        return _text_of(self._answered or ())
 
     def _request_id(self) -> str:
         """The client's own if it is one that a header may carry."""
@@ -139,8 +192,16 @@ class Exchange:
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
     async def _gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        """Returns when the client has closed the connection or takes nothing any more."""
+        while True:
+            try:
+                async with asyncio.timeout(self._silent_s):
+                    message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    return
+            except TimeoutError:
+                if self._writes and time.monotonic() - self._last_write >= (self._silent_s or 0):
+                    return
 
     async def _beat(self, interval_s: float) -> None:
         while True:
@@ -152,6 +213,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Iterable[Header]) -> None:
         self._started = True
+        self.status = status
         self._last_write = time.monotonic()
         await self._deliver(
             {
@@ -164,13 +226,21 @@ class Exchange:
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         self._last_write = time.monotonic()
         self._ended = not more
+        if self._answered is not None:
+            self._answered.append(data)
         await self._deliver({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _deliver(self, message: MutableMapping[str, Any]) -> None:
+        self._writes = True
         try:
             await self._send(message)
+            self._writes = False
         except OSError as error:  # what ASGI servers raise for a connection that is gone
             raise ClientGone from error
+
+
+def _text_of(parts: Iterable[bytes]) -> str:
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 async def _cancel(*tasks: "asyncio.Future[Any]") -> None:

@@ -23,7 +23,7 @@ POLL_S = 0.05
 class HttpServer(uvicorn.Server):
     """uvicorn, with the order of things at the end that streams need."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, tls_cert: str = "", tls_key: str = "") -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(server),
@@ -32,6 +32,8 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=CLOSE_S,
+                ssl_certfile=tls_cert or None,
+                ssl_keyfile=tls_key or None,
             )
         )
         self._server = server
@@ -79,8 +81,8 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """An address that this machine can open, also where the socket listens on all of its own."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -11,7 +11,7 @@ from relight.serve.routes import Operation
 Json = dict[str, Any]
 
 
-def document(operations: Sequence[Operation]) -> bytes:
+def document(operations: Sequence[Operation], root_path: str = "") -> bytes:
     types = {
         kind
         for operation in operations
@@ -31,6 +31,7 @@ def document(operations: Sequence[Operation]) -> bytes:
         {
             "openapi": "3.1.0",
             "info": {"title": "Relight", "version": relight.__version__},
+            "servers": [{"url": root_path or "/"}],
             "paths": paths,
             "components": {"schemas": components},
         }

@@ -239,6 +239,7 @@ class AnswerMessage(msgspec.Struct):
     role: str
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
@@ -291,6 +292,7 @@ class Delta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -10,6 +10,8 @@ from relight.base.errors import ModelNotFound, Overloaded, RelightError, Unavail
 from relight.engine.client import EngineState
 from relight.serve.decode import shown
 from relight.serve.exchange import Exchange
+from relight.serve.journal import Mode
+from relight.serve.keys import Keys
 from relight.serve.metrics import Metrics
 from relight.serve.queue import Queue
 from relight.serve.terms import on_terms
@@ -18,13 +20,14 @@ from relight.session import Job, Session
 _STATES: tuple[EngineState, ...] = ("busy", "idle", "stuck", "loading", "draining", "dead")
 READY: frozenset[EngineState] = frozenset({"idle", "busy"})
 MAX_IGNORED_SHOWN = 20
+NO_KEYS = Keys(())
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`names` are what clients may call the model, the first its own; `max_open` bounds the
-    sequences that wait or run. Times are in seconds; `keep_alive_s` 0 sends no comments, and
-    `timeout_s` 0 gives a request up never."""
+    sequences that wait or run. Times are in seconds; `keep_alive_s` 0 sends no comments,
+    `timeout_s` 0 gives a request up never, and `silent_s` 0 waits for clients for ever."""
 
     names: tuple[str, ...]
     body_limit: int = 64 * 2**20
@@ -32,7 +35,13 @@ class ServeOptions:
     timeout_s: float = 0.0
     strict_fields: bool = False
     keep_alive_s: float = 8.0
+    silent_s: float = 60.0
     drain_s: float = 30.0
+    keys: Keys = NO_KEYS
+    root_path: str = ""
+    cors_origins: tuple[str, ...] = ()
+    log_requests: Mode = "off"
+    reasoning_copy: bool = False
 
 
 @dataclass(slots=True)
@@ -89,8 +98,11 @@ class Server:
             self.open[engine] -= num_sequences
 
     def on_terms(self, exchange: Exchange, jobs: Sequence[Job]) -> list[Job]:
-        """The jobs with what the headers of their request say. Raises `BadRequest`."""
-        return on_terms(jobs, exchange.header, exchange.peer, self.options.timeout_s)
+        """The jobs with what the headers of their request say, noted for the log. Raises
+        `BadRequest`."""
+        jobs = on_terms(jobs, exchange.header, exchange.peer, self.options.timeout_s)
+        exchange.jobs = jobs
+        return jobs
 
     @asynccontextmanager
     async def queued(self, session: Session, jobs: Sequence[Job]) -> AsyncIterator[None]:

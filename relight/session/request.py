@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from relight.base.errors import BadCheckpoint, BadRequest, TooLong
+from relight.base.errors import BadCheckpoint, BadRequest, BadSetting, TooLong
 from relight.base.types import SamplingParams
 from relight.text.conversation import Conversation
 
@@ -88,6 +88,25 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     min_p: MinP | None = None
 
     @classmethod
+    def parse(cls, text: str) -> "SamplingDefaults":
+        """Those of an operator, a JSON object; raises `BadSetting` if it is none."""
+        try:
+            return msgspec.json.decode(text or "{}", type=_Strict)
+        except msgspec.MsgspecError as error:
+            raise BadSetting(
+                f"default_sampling is {text!r}: {error}; wanted JSON such as "
+                '{"temperature": 0.6, "top_p": 0.95}',
+                param="default_sampling",
+            ) from error
+
+    def over(self, other: "SamplingDefaults") -> "SamplingDefaults":
+        """These, and those of `other` where there is none."""
+        own = {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
+        }
+        return msgspec.structs.replace(other, **own)
+
+    @classmethod
     def load(cls, folder: Path) -> "SamplingDefaults":
         """Neutral if there is no such file; raises `BadCheckpoint` if it cannot be read."""
         path = folder / "generation_config.json"
@@ -97,6 +116,10 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.MsgspecError) as error:
             raise BadCheckpoint(f"{path}: {error}; correct or remove the file") from error
+
+
+class _Strict(SamplingDefaults, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 def sampling(
@@ -136,13 +159,22 @@ def chat_max_tokens(conversation: Conversation) -> int:
 
 
 def output_limit(
-    num_prompt: int, asked: int | None, default: int, max_context: int, *, param: str
+    num_prompt: int,
+    asked: int | None,
+    default: int,
+    max_context: int,
+    *,
+    param: str,
+    most: int = 0,
+    clamp: bool = True,
 ) -> int:
-    """The most tokens that a request may make: what it asks, cut to the room that is left.
+    """The most tokens that a request may make: what it asks, cut to the room that is left, unless
+    not `clamp`, and to `most` unless that is 0.
 
     Clients parse the sentence of the error for its numbers, so its shape is the hosted service's.
     """
-    if num_prompt >= max_context:
+    too_much = asked is not None and num_prompt + asked > max_context
+    if num_prompt >= max_context or (too_much and not clamp):
         made = asked or 0
         raise TooLong(
             f"This model's maximum context length is {max_context} tokens. However, you requested "
@@ -152,7 +184,8 @@ def output_limit(
             num_tokens=num_prompt,
             limit=max_context,
         )
-    return min(asked or default, max_context - num_prompt)
+    limit = min(asked or default, max_context - num_prompt)
+    return min(limit, most) if most else limit
 
 
 def check_min_tokens(options: Options, default: int) -> None:

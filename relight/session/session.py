@@ -43,11 +43,13 @@ TOOL_CHARACTERS = 500  # of a common schema; counting them would cost what is to
 
 @dataclass(slots=True)
 class Times:
-    """How long a request waited for its slot, was read, and was made; set when it has ended."""
+    """How long a request waited for its slot, was read, and was made, and how it ended; set when it
+    has ended by itself."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +89,25 @@ class Session:
         *,
         defaults: SamplingDefaults | None = None,
         default_max_tokens: int = 0,
+        default_effort: str | None = None,
+        max_output: int = 0,
+        clamp: bool = True,
         observer: Observer | None = None,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`default_max_tokens` 0: the hosted service's rule. `new_id` gives 32 hex digits."""
+        """`default_max_tokens` 0: the hosted service's rule. `max_output` bounds every answer, 0
+        none. `clamp` lowers what exceeds the context, else it is refused. `new_id` gives 32 hex
+        digits."""
         self.client = client
         self.tokenizer = tokenizer
         self.new_id = new_id
         self._encoder = encoder
         self._defaults = defaults or SamplingDefaults()
         self._default_max_tokens = default_max_tokens
+        self._default_effort = default_effort
+        self._max_output = max_output
+        self._clamp = clamp
         self._observer = observer
         self._clock = clock
 
@@ -112,8 +122,13 @@ class Session:
             client,
             tokenizer,
             PromptEncoder(tokenizer, settings.encoding),
-            defaults=SamplingDefaults.load(folder),
+            defaults=SamplingDefaults.parse(settings.default_sampling).over(
+                SamplingDefaults.load(folder)
+            ),
             default_max_tokens=settings.default_max_tokens,
+            default_effort=None if settings.default_effort == "auto" else settings.default_effort,
+            max_output=settings.max_output,
+            clamp=settings.overflow == "clamp",
             observer=observer,
         )
 
@@ -121,7 +136,13 @@ class Session:
     def info(self) -> EngineInfo:
         return self.client.info
 
+    def _with_effort(self, conversation: Conversation) -> Conversation:
+        if self._default_effort is None or conversation.effort is not None:
+            return conversation
+        return msgspec.structs.replace(conversation, effort=self._default_effort)
+
     async def encode_chat(self, conversation: Conversation) -> Prompt:
+        conversation = self._with_effort(conversation)
         num_characters = _num_characters(conversation)
         return await _aside(lambda: self._encoder.encode(conversation), num_characters)
 
@@ -143,6 +164,7 @@ class Session:
     async def chat(self, conversation: Conversation, options: Options) -> Job:
         """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
         arrived = self._clock()
+        conversation = self._with_effort(conversation)
         prompt = await self.encode_chat(conversation)
         default = self._default_max_tokens or chat_max_tokens(conversation)
         request = self._request(prompt.ids, options, default, "messages", prompt.record_hints)
@@ -220,7 +242,7 @@ class Session:
             times = job.times
             times.queue_s, times.prefill_s = last.queue_s, last.prefill_s
             times.decode_s = 0.0 if first_s is None else self._clock() - first_s
-            finish = self._finish(job, pipeline, last, produced)
+            finish = times.finish = self._finish(job, pipeline, last, produced)
             ending = "length" if finish.reason == "length" else "stop"
             yield finish
         except (asyncio.CancelledError, GeneratorExit):
@@ -256,7 +278,13 @@ class Session:
         self.check_ids(tuple(options.logit_bias), "logit_bias")
         check_min_tokens(options, default_max_tokens)
         limit = output_limit(
-            len(ids), options.max_tokens, default_max_tokens, self.info.max_context, param=param
+            len(ids),
+            options.max_tokens,
+            default_max_tokens,
+            self.info.max_context,
+            param=param,
+            most=self._max_output,
+            clamp=self._clamp,
         )
         return Request(
             id=self.new_id(),
