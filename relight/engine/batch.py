@@ -56,6 +56,7 @@ class BatchBuilder:
             sequence=sequence,
             slots=slots,
             starts=starts,
+            counts=tuple(counts),
             first_rows=first_rows,
             page_table=self.page_table[slots, :pages],
             max_length=max_length,

@@ -82,8 +82,9 @@ class Runner:
 
     def _prepare(self, plan: StepPlan) -> None:
         device = self.lengths.device
-        for change in plan.lengths:
-            self.lengths[change.slot] = change.length
+        if plan.lengths:
+            slots = upload([change.slot for change in plan.lengths], device)
+            self.lengths[slots] = upload([change.length for change in plan.lengths], device)
         self.sampler.set_counts(plan.counts)
         for write in plan.pages:
             last = write.first + len(write.pages)

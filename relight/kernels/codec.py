@@ -298,14 +298,19 @@ Weight = DenseWeight | Fp8Weight | Fp4Weight
 `rows(start, stop)` the part that makes those outputs."""
 
 
+def _one(stack: Tensor, index: int | Tensor) -> Tensor:
+    return stack[index] if isinstance(index, int) else stack.index_select(0, index)[0]
+
+
 @dataclass(frozen=True, slots=True)
 class StackedDense:
-    """One matrix an expert."""
+    """One matrix an expert. That of `expert` is a copy where its number comes in a tensor [1],
+    which nobody looks at."""
 
     data: Tensor  # [E, N, K] float32 or bfloat16
 
-    def expert(self, index: int) -> DenseWeight:
-        return DenseWeight(self.data[index])
+    def expert(self, index: int | Tensor) -> DenseWeight:
+        return DenseWeight(_one(self.data, index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +319,8 @@ class StackedFp8:
     scale: Tensor  # [E, ceil(N / block), ceil(K / block)] uint8
     block: int
 
-    def expert(self, index: int) -> Fp8Weight:
-        return Fp8Weight(self.data[index], self.scale[index], self.block)
+    def expert(self, index: int | Tensor) -> Fp8Weight:
+        return Fp8Weight(_one(self.data, index), _one(self.scale, index), self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +329,8 @@ class StackedFp4:
     scale: Tensor  # [E, N, K / 32] uint8
     act_block: int = 128
 
-    def expert(self, index: int) -> Fp4Weight:
-        return Fp4Weight(self.data[index], self.scale[index], self.act_block)
+    def expert(self, index: int | Tensor) -> Fp4Weight:
+        return Fp4Weight(_one(self.data, index), _one(self.scale, index), self.act_block)
 
 
 StackedWeight = StackedDense | StackedFp8 | StackedFp4

@@ -66,7 +66,8 @@ def upload(
     would wait for all that was launched before it."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
-    pinned = torch.tensor(values, dtype=dtype, pin_memory=True)
+    pin = torch.accelerator.is_available()
+    pinned = torch.tensor(values, dtype=dtype, pin_memory=pin)
     return pinned.to(device, non_blocking=True)
 
 

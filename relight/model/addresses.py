@@ -120,8 +120,12 @@ def all_entries(segment: Segment, addresses: EntryAddresses) -> Tensor:
 
 
 def chosen_entries(segment: Segment, addresses: EntryAddresses, entries: Tensor) -> Tensor:
-    """The places of selected `entries` [rows, k] (ascending, NO_KEY behind), padded as above."""
+    """The places of selected `entries` [rows, k] (ascending, NO_KEY behind), padded as above.
+
+    Lists are no longer than what the longest sequence has: all that the host knows of them.
+    """
     rows = segment.sequence.unsqueeze(1)
+    entries = entries[:, : addresses.places.shape[1]]
     places = addresses.places[rows, entries.clamp(min=0)]
     return pad_keys(torch.where(entries >= 0, places, NO_KEY))
 

@@ -195,7 +195,7 @@ class Attention:
             weights.float(),
             state.keys,
             entries.places,
-            segment.sequence,
+            segment.counts,
             entries.visible,
             config.index_topk,
             segment.family,

@@ -26,6 +26,7 @@ class Segment:
     sequence: Tensor  # [rows] index into the per-sequence tensors
     slots: Tensor  # [sequences]
     starts: Tensor  # [sequences] position of the first row
+    counts: tuple[int, ...]  # rows of each sequence
     first_rows: Tensor  # [sequences] segment row of the first row
     page_table: Tensor  # [sequences, pages]
     max_length: int  # upper bound of positions + 1

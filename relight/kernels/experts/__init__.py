@@ -10,6 +10,7 @@ from relight.base.numerics import Family
 from relight.kernels.check import F32, FLOATS, I64, expect, expect_boundary, expect_family
 from relight.kernels.codec import StackedDense, StackedFp4, StackedFp8, StackedWeight
 from relight.kernels.experts import reference
+from relight.kernels.peek import every
 
 __all__ = ["Experts", "StackedDense", "StackedFp4", "StackedFp8", "experts", "swiglu"]
 
@@ -44,7 +45,7 @@ def experts(
     expect(x, "x", (n, None), FLOATS)
     expect(ids, "ids", (None, None), I64)
     expect(weights, "weights", (n, k), F32)
-    assert bool((ids[:, 1:] > ids[:, :-1]).all()), "the ids of a row are not strictly ascending"
+    assert every(ids[:, 1:] > ids[:, :-1]), "the ids of a row are not strictly ascending"
     expect_family(family)
     expect_boundary(boundary)
     parts = (stacks.w1, stacks.w3, stacks.w2)

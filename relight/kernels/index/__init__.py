@@ -1,6 +1,8 @@
 """The indexer: scores compressed entries with a light attention and selects the best. Knows no
 cache layout and no attention over what it selects."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from relight.base.numerics import Family
@@ -14,7 +16,7 @@ def select(
     weights: Tensor,
     keys: Rows,
     places: Tensor,
-    sequence: Tensor,
+    counts: Sequence[int],
     visible: Tensor,
     k: int,
     family: Family,
@@ -23,11 +25,12 @@ def select(
 
     The score of an entry is sum_h weights[h] * relu(q[h] . key), float32; ties go to the lowest
     entry. q [n, h, d] and weights [n, h] float32; keys of entry e of sequence s are row places[s,
-    e] of `keys`; sequence [n]; row i sees the first visible[i] entries. A row that sees at most k
-    gets all of them. Bits do not depend on how many entries places [s, E] lists.
+    e] of `keys`; the rows of a sequence follow each other, counts[s] of them; row i sees the first
+    visible[i] entries. A row that sees at most k gets all of them. Bits do not depend on how many
+    entries places [s, E] lists.
     """
-    _check(q, weights, keys, places, sequence, visible, family)
-    return reference.select(q, weights, keys, places, sequence, visible, k, family)
+    _check(q, weights, keys, places, counts, visible, family)
+    return reference.select(q, weights, keys, places, counts, visible, k, family)
 
 
 def scores(
@@ -35,13 +38,13 @@ def scores(
     weights: Tensor,
     keys: Rows,
     places: Tensor,
-    sequence: Tensor,
+    counts: Sequence[int],
     visible: Tensor,
     family: Family,
 ) -> Tensor:
     """The scores that `select` ranks -> [n, E] float32, -inf where an entry is not visible."""
-    _check(q, weights, keys, places, sequence, visible, family)
-    return reference.scores(q, weights, keys, places, sequence, visible, family)
+    _check(q, weights, keys, places, counts, visible, family)
+    return reference.scores(q, weights, keys, places, counts, visible, family)
 
 
 def _check(
@@ -49,14 +52,14 @@ def _check(
     weights: Tensor,
     keys: Rows,
     places: Tensor,
-    sequence: Tensor,
+    counts: Sequence[int],
     visible: Tensor,
     family: Family,
 ) -> None:
     n, heads, _ = q.shape
     expect(q, "q", (None, None, keys.format.dim), F32)
     expect(weights, "weights", (n, heads), F32)
-    expect(places, "places", (None, None), I64)
-    expect(sequence, "sequence", (n,), I64)
+    expect(places, "places", (len(counts), None), I64)
+    assert sum(counts) == n, f"counts sum to {sum(counts)}; wanted {n} rows"
     expect(visible, "visible", (n,), I64)
     expect_family(family)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relight.base.numerics import Family
 from relight.kernels.invariant import ALIGN, family_rows, in_blocks, keep_largest, tree_sum
+from relight.kernels.peek import most
 from relight.kernels.rows import Rows
 
 ROWS = 16
@@ -31,26 +32,22 @@ def select(
     weights: Tensor,
     keys: Rows,
     places: Tensor,
-    sequence: Tensor,
+    counts: Sequence[int],
     visible: Tensor,
     k: int,
     family: Family,
 ) -> Tensor:
     listed = torch.arange(k, device=q.device)
     out = torch.where(listed < visible.unsqueeze(1), listed, -1)  # right where visible <= k
-    full = torch.where(visible > k)[0]
-    for rows, found in _by_sequence(
-        q[full],
-        weights[full],
-        keys,
-        places,
-        sequence[full],
-        visible[full],
-        family,
-        partial(_best, k),
-    ):
-        out[full[rows]] = found
-    return out
+    best = partial(_best, k)
+    rows = zip(*(x.split(list(counts)) for x in (q, weights, visible, out)), strict=True)
+    parts = []
+    for (q, weights, seen, first), own in zip(rows, places, strict=True):
+        if most(seen, own.shape[0]) > k:
+            found = _scored(q, weights, keys, own, seen, family, best)
+            first = torch.where((seen > k).unsqueeze(1), found, first)
+        parts.append(first)
+    return torch.cat(parts) if parts else out
 
 
 def scores(
@@ -58,42 +55,37 @@ def scores(
     weights: Tensor,
     keys: Rows,
     places: Tensor,
-    sequence: Tensor,
+    counts: Sequence[int],
     visible: Tensor,
     family: Family,
 ) -> Tensor:
-    out = q.new_full((q.shape[0], places.shape[1]), HIDDEN)
-    widen = partial(_widen, out.shape[1])
-    for rows, found in _by_sequence(q, weights, keys, places, sequence, visible, family, widen):
-        out[rows] = found
-    return out
+    width = places.shape[1]
+    rows = zip(*(x.split(list(counts)) for x in (q, weights, visible)), strict=True)
+    parts = [
+        _scored(q, weights, keys, own, seen, family, lambda found: _widen(width, found)[:, :width])
+        for (q, weights, seen), own in zip(rows, places, strict=True)
+    ]
+    return torch.cat(parts) if parts else q.new_full((0, width), HIDDEN)
 
 
-def _by_sequence(
+def _scored(
     q: Tensor,
     weights: Tensor,
     keys: Rows,
     places: Tensor,
-    sequence: Tensor,
     visible: Tensor,
     family: Family,
     reduce: Callable[[Tensor], Tensor],
-) -> list[tuple[Tensor, Tensor]]:
-    """For each sequence its rows and `reduce(scores [rows, entries])` of them."""
-    results = []
-    for s in sequence.unique().tolist():
-        rows = torch.where(sequence == s)[0]
-        most = min(int(visible[rows].max()), places.shape[1])
-        blocks = _key_blocks(keys, places[s, :most])
-        found = in_blocks(
-            lambda q, weights, seen, blocks=blocks: reduce(_score(q, weights, seen, blocks)),
-            q[rows],
-            weights[rows],
-            visible[rows],
-            rows=family_rows(family, ROWS),
-        )
-        results.append((rows, found))
-    return results
+) -> Tensor:
+    """`reduce(scores [rows, entries])` of the rows of one sequence with entries at `places` [E]."""
+    blocks = _key_blocks(keys, places[: most(visible, places.shape[0])])
+    return in_blocks(
+        lambda q, weights, seen: reduce(_score(q, weights, seen, blocks)),
+        q,
+        weights,
+        visible,
+        rows=family_rows(family, ROWS),
+    )
 
 
 def _key_blocks(keys: Rows, places: Tensor) -> Sequence[Tensor]:
@@ -112,7 +104,7 @@ def _score(q: Tensor, weights: Tensor, seen: Tensor, blocks: Sequence[Tensor]) -
     heads = q.shape[1]
     q = F.pad(q, (0, blocks[0].shape[1] - q.shape[2], 0, -heads % ALIGN))
     parts = []
-    for keys in blocks[: max(-(-int(seen.max()) // KEYS), 1)]:
+    for keys in blocks[: max(-(-most(seen, len(blocks) * KEYS) // KEYS), 1)]:
         dots = F.linear(q.flatten(0, 1), keys).unflatten(0, (q.shape[0], -1))[:, :heads]
         parts.append(tree_sum(dots.clamp_(min=0.0) * weights.unsqueeze(-1), 1))
     scores = torch.cat(parts, dim=1)
@@ -121,7 +113,8 @@ def _score(q: Tensor, weights: Tensor, seen: Tensor, blocks: Sequence[Tensor]) -
 
 
 def _best(k: int, scores: Tensor) -> Tensor:
-    """The k best entries of rows that see more than k (or are padding) [r, k], ascending."""
+    """The k best entries of rows [r, k], ascending; of rows that see k at most it means nothing."""
+    scores = _widen(k, scores)
     least = scores.topk(k, dim=1).values[:, -1]
     chosen = keep_largest(scores, least, torch.full_like(least, k, dtype=torch.int64))
     chosen &= scores > HIDDEN
@@ -132,4 +125,5 @@ def _best(k: int, scores: Tensor) -> Tensor:
 
 
 def _widen(count: int, scores: Tensor) -> Tensor:
-    return F.pad(scores, (0, max(count - scores.shape[1], 0)), value=HIDDEN)[:, :count]
+    """At least `count` columns."""
+    return F.pad(scores, (0, max(count - scores.shape[1], 0)), value=HIDDEN)

@@ -32,8 +32,11 @@ def places_of(device: str, sequences: int = 3) -> Tensor:
 
 
 def call(op, rows: dict[str, Tensor], keys: Rows, places: Tensor, *rest) -> Tensor:
-    q, weights, sequence, visible = (rows[n] for n in ("q", "weights", "sequence", "visible"))
-    return op(q, weights, keys, places, sequence, visible, *rest)
+    """Rows of any order: those of a sequence are brought together for the call."""
+    order = rows["sequence"].argsort(stable=True)
+    q, weights, visible = (rows[name][order] for name in ("q", "weights", "visible"))
+    counts = rows["sequence"].bincount(minlength=places.shape[0]).tolist()
+    return op(q, weights, keys, places, counts, visible, *rest)[order.argsort()]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

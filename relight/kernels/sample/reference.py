@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from relight.kernels.invariant import keep_largest
+from relight.kernels.peek import every, looks_are_free
 from relight.kernels.sample.adjust import add_bias, allow, ban, penalise
 from relight.kernels.sample.params import Adjustments, SampleParams
 
@@ -102,12 +103,11 @@ def keep(scaled: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
     vocab = scaled.shape[1]
     limit = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     total = _weight(scaled).sum(1)
-    # To see whether the narrow look sufficed is to wait for the device.
-    width = min(NARROW, vocab) if scaled.device.type == "cpu" else vocab
+    width = min(NARROW, vocab) if looks_are_free(scaled) else vocab
     while True:
         best = scaled.topk(width, dim=1).values
         count = _count(best, total, top_p, limit)
-        if width == vocab or bool((count < width).all()):
+        if width == vocab or every(count < width):
             break
         width = vocab
     least = best.gather(1, count.unsqueeze(1) - 1).squeeze(1)

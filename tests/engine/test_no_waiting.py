@@ -1,0 +1,181 @@
+"""The host puts a step on the device without waiting for anything there, but in one known place.
+
+Shown twice. On torch's meta device tensors have no values, so whatever must be looked at raises. On
+a CUDA device torch raises at each call that waits for it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relight.base.checkpoint import open_model
+from relight.base.numerics import OFFICIAL_BF16
+from relight.cache.pool import Pool
+from relight.engine.plan import StepPlan
+from relight.engine.runner import Runner
+from relight.kernels import codec
+from relight.kernels.experts import experts
+from relight.model import moe
+from relight.model.transformer import Transformer
+from relight.model.weights import load_weights
+from tests.engine.real import CONTEXT, RealEngine, words, write_checkpoint
+
+SAMPLINGS: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.0, "frequency_penalty": 1.2, "logprobs": 3},
+    {"top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    {"repetition_penalty": 1.8, "logit_bias": ((5, 2.0), (9, -4.0))},
+    {"stop_token_ids": tuple(range(160)), "min_tokens": 20},
+    {"presence_penalty": 1.5, "top_k": 3},
+]
+SLOTS, PAGES, RECORDS = 4, 24, 12
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def plans(checkpoint: Path) -> list[StepPlan]:
+    """Of a run that has all that a plan may have: shallow and deep rows of both roles together,
+    records taken and restored, and every kind of draw."""
+    engine = RealEngine(
+        checkpoint, "cpu", pages=PAGES, slots=SLOTS, records=RECORDS, max_step_tokens=100
+    )
+    first = words("no waiting", 135)
+    engine.ask(first, max_tokens=1)
+    engine.add([*first[:130], *words("branch", 4)], max_tokens=3)
+    for number, sampling in enumerate(SAMPLINGS):
+        engine.add(words(number, 1 + 20 * number), max_tokens=2 + number, **sampling)
+    engine.run()
+    found = engine.plans
+    assert {len(plan.made) for plan in found} >= {0, SLOTS}
+    assert any(plan.made and plan.given for plan in found)
+    assert any(len(plan.given) > 1 for plan in found)
+    assert any(plan.restores for plan in found)
+    assert any(plan.takes for plan in found)
+    assert any(plan.counts for plan in found)
+    return found
+
+
+def different(plans: list[StepPlan]) -> list[StepPlan]:
+    """One of each kind, where no step hangs on the values that another left."""
+    kinds = {
+        (bool(p.made), len(p.given), bool(p.restores), bool(p.takes), bool(p.counts)): p
+        for p in plans
+    }
+    return list(kinds.values())
+
+
+def runner_on(device: torch.device, checkpoint: Path) -> Runner:
+    model = open_model(checkpoint)
+    pool = Pool(
+        model.config,
+        OFFICIAL_BF16,
+        device,
+        num_pages=PAGES + 1,
+        num_slots=SLOTS,
+        num_records=RECORDS,
+    )
+    transformer = Transformer(model.config, load_weights(model, device), OFFICIAL_BF16)
+    return Runner(transformer, pool, max_context=CONTEXT)
+
+
+@contextmanager
+def around_known_place(
+    around: Callable[[Callable[[], Tensor], Tensor], Tensor],
+) -> Iterator[list[int]]:
+    """`around` is given what the experts of given rows would do, and x, to do better: only the
+    device knows which experts they chose. Yields how many rows came by."""
+    rows = []
+
+    def known(x: Tensor, *args: Any) -> Tensor:
+        def run() -> Tensor:
+            return experts(x, *args)
+
+        if args[4] == "step":
+            return run()
+        rows.append(len(x))
+        return around(run, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moe, "experts", known)
+        yield rows
+
+
+class Uploads(TorchDispatchMode):
+    """Copies from the host that it would wait for, by the operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[str] = []
+        self.num_uploads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("copy_", "to", "_to_copy"):
+            source = args[1] if name == "copy_" else args[0]
+            if source.device.type == "cpu" and out.device.type != "cpu":
+                self.num_uploads += 1
+                if not ((kwargs or {}).get("non_blocking") or (name == "copy_" and args[2:])):
+                    self.waiting.append(str(func))
+        return out
+
+
+@pytest.mark.slow
+def test_a_step_needs_no_value_from_the_device(
+    checkpoint: Path, plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_on(torch.device("meta"), checkpoint)
+    monkeypatch.setattr(runner, "_send", lambda sampled: None)
+    for table in (codec.e4m3_decode, codec.e8m0_decode, codec.e2m1_decode):
+        table(torch.zeros(1, dtype=torch.uint8, device="meta"))  # made once for a device
+    with around_known_place(lambda run, x: x.float()) as rows, Uploads() as uploads:
+        for plan in different(plans):
+            runner.launch(plan)
+    assert uploads.num_uploads > 50
+    assert not uploads.waiting
+    assert sum(rows) > 100
+
+
+def test_the_experts_of_given_rows_are_the_one_place_that_looks(
+    checkpoint: Path, plans: list[StepPlan]
+) -> None:
+    runner = runner_on(torch.device("meta"), checkpoint)
+    with pytest.raises(NotImplementedError, match="unique"):
+        runner.launch(plans[0])
+
+
+@pytest.mark.gpu
+def test_a_step_does_not_wait_for_a_cuda_device(checkpoint: Path, plans: list[StepPlan]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("only CUDA tells when it waits")
+    runner = runner_on(torch.device("cuda"), checkpoint)
+    for plan in plans:  # tables that live on the device are made once, and pinned memory is got
+        runner.execute(plan)
+
+    def allowed(run: Callable[[], Tensor], x: Tensor) -> Tensor:
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return run()
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    torch.cuda.synchronize()
+    launched = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with around_known_place(allowed) as rows:
+            launched = [runner.launch(plan) for plan in plans]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum(rows) > 100
+    assert [len(runner.read(one)) for one in launched] == [len(plan.draws) for plan in plans]
