@@ -2,7 +2,8 @@
 
 The oldest prompt gets half, or all that the others leave; the rest goes to the prompts with the
 least left to read. While answers stream, what is parted is not only rows but time: given rows fill
-a step up to `step_target_s`, so that no stream waits long for its next token.
+a step up to `step_target_s`, so that no stream waits long for its next token. Then chunks end where
+pages do: records are taken there, so what is left before one is never less than a page.
 """
 
 import math
@@ -21,12 +22,11 @@ the oldest prompt keeps three tenths of the speed that it has alone, with costs 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`rows` of a step, and the seconds that they may add; `least` rows go to the oldest prompt
-    whatever they cost."""
+    """`rows` of a step, and the seconds that they may add, where the oldest prompt gets a page
+    whatever that costs."""
 
     rows: int
-    seconds: float
-    least: int
+    seconds: float = math.inf
 
 
 def share_rows(
@@ -41,8 +41,8 @@ def share_rows(
             num_made += min(sequence.num_unread, limits.made_rows)
     if not wants:
         return {}
-    parts = budget(cost, num_made, limits.step_target_s, limits.max_step_tokens, page_tokens)
-    return share(wants, parts, cost)
+    parts = budget(cost, num_made, limits.step_target_s, limits.max_step_tokens)
+    return share(wants, parts, cost, page_tokens)
 
 
 def _wanted(sequence: Sequence) -> int:
@@ -53,39 +53,52 @@ def _wanted(sequence: Sequence) -> int:
     return end - sequence.planned
 
 
-def budget(
-    cost: StepCost, num_made: int, target_s: float, max_rows: int, page_tokens: int
-) -> Budget:
+def budget(cost: StepCost, num_made: int, target_s: float, max_rows: int) -> Budget:
     """For a step with so many made rows; without any nobody streams, and only rows are bounded."""
     if not num_made:
-        return Budget(max_rows, math.inf, 0)
+        return Budget(max_rows)
     fixed_s = cost.step_s + cost.made_s * num_made
     floor_s = fixed_s * READING_SHARE / (1 - READING_SHARE)
-    return Budget(max_rows, max(target_s - fixed_s, floor_s), min(page_tokens, max_rows))
+    return Budget(max_rows, max(target_s - fixed_s, floor_s))
 
 
 def share(
-    wants: Ordered[tuple[Sequence, int]], budget: Budget, cost: StepCost
+    wants: Ordered[tuple[Sequence, int]], budget: Budget, cost: StepCost, page_tokens: int
 ) -> dict[Sequence, int]:
     """Given rows of each sequence, at most the number it wants; the oldest sequence comes first."""
     (oldest, wanted), *others = wants
     rows, seconds = budget.rows, budget.seconds
-    first = min(wanted, max(rows - rows // 2, rows - sum(want for _, want in others)))
+    within = max(rows - rows // 2, rows - sum(want for _, want in others))
+    first = min(wanted, within)
     if seconds < math.inf:
+        start = oldest.planned
         theirs_s = sum(cost.rows_seconds(s.planned, want) for s, want in others)
         part_s = max(seconds / 2, seconds - theirs_s)
-        first = min(first, max(cost.rows_within(part_s, oldest.planned), budget.least))
-        seconds -= cost.rows_seconds(oldest.planned, first)
+        page = -(-start // page_tokens) * page_tokens + page_tokens - start  # a whole one at least
+        within = min(within, max(cost.rows_within(part_s, start), page))
+        first = _whole(start, wanted, within, page_tokens)
+        seconds -= cost.rows_seconds(start, first)
     shares = {oldest: first}
     rows -= first
     for sequence, wanted in sorted(others, key=_left):
         count = min(wanted, rows)
         if seconds < math.inf:
-            count = min(count, cost.rows_within(seconds, sequence.planned))
-            seconds -= cost.rows_seconds(sequence.planned, count)
+            start = sequence.planned
+            within = min(rows, cost.rows_within(seconds, start))
+            count = _whole(start, wanted, within, page_tokens)
+            seconds -= cost.rows_seconds(start, count)
         shares[sequence] = count
         rows -= count
     return shares
+
+
+def _whole(start: int, wanted: int, within: int, page_tokens: int) -> int:
+    """All that is `wanted` if it is `within` the budget, else no more than that: rows from `start`
+    to where a page ends, if one does."""
+    if wanted <= within:
+        return wanted
+    end = (start + within) // page_tokens * page_tokens
+    return end - start if end > start else within
 
 
 def _left(pair: tuple[Sequence, int]) -> int:

@@ -61,11 +61,19 @@ class CostedEngine:
         self.chunks: dict[str, list[tuple[float, int]]] = {}
         self._last_s: dict[str, float] = {}
 
-    def add(self, id: str, length: int, max_tokens: int, *, stop: tuple[int, ...] = ()) -> Request:
+    def add(
+        self,
+        id: str,
+        length: int,
+        max_tokens: int,
+        *,
+        stop: tuple[int, ...] = (),
+        hints: tuple[int, ...] = (),
+    ) -> Request:
         seed = crc32(id.encode())
         prompt = tuple(hash((seed, i)) % VOCAB for i in range(length))
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, seed=seed)
-        request = Request(id=id, prompt=prompt, sampling=sampling)
+        request = Request(id=id, prompt=prompt, sampling=sampling, record_hints=hints)
         self.loop.add(request)
         self.texts[id] = []
         return request

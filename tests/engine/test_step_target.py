@@ -57,10 +57,35 @@ def test_a_long_prompt_holds_no_stream_up_and_keeps_most_of_its_speed(speed_alon
     engine = mixed()
     assert max(engine.gaps.values()) <= 2 * TARGET_S
     assert speed(engine, "long") >= 0.7 * speed_alone
-    # Its end, and the places where a record is taken, may leave less than a page for a step.
-    steps = [rows for _, rows in engine.chunks["long"]]
-    short = [rows for rows in steps if rows < PAGE]
-    assert len(short) <= LONG // 4096 + 1
+    assert min(pages_of(engine.chunks["long"])) >= 1
+
+
+def pages_of(chunks):
+    """Rows of each step in pages, but for what is left behind the last whole page."""
+    *steps, (_, last) = chunks
+    assert last < PAGE
+    return [rows / PAGE for _, rows in steps]
+
+
+@pytest.mark.parametrize("num_others", [0, 3])
+@pytest.mark.parametrize("length", [4095, 4097, 20_000, 50_001])
+def test_a_long_prompt_gets_a_page_a_step_wherever_records_are_taken(length, num_others):
+    """Among others, too, that are read beside it, and when it is no more the only one."""
+    rng = random.Random(length)
+    engine = CostedEngine(truth=StepCost(step_s=0.05, made_s=1e-3, given_s=5e-4, pair_s=1e-9))
+    for number in range(STREAMS):
+        engine.add(f"stream {number}", 100, 2000)
+    while len(engine.finishes) + len(engine.gaps) < STREAMS:
+        engine.step()
+    hints = tuple(rng.randrange(length) for _ in range(20))
+    engine.add("long", length, 1, hints=hints)
+    for number in range(num_others):
+        engine.add(f"other {number}", rng.randrange(300, 3000), 1)
+    while "long" not in engine.finishes:
+        engine.step()
+    *steps, (_, last) = engine.chunks["long"]
+    assert last == (length % PAGE or PAGE)
+    assert all(rows >= PAGE and rows % PAGE == 0 for _, rows in steps)
 
 
 @pytest.mark.parametrize("factor", [0.2, 0.5, 2.0])
@@ -69,16 +94,14 @@ def test_what_a_step_costs_is_learnt_and_kept_to(factor):
     rng = random.Random(factor)
     engine = mixed(truth, 100_000, lambda: rng.uniform(0.9, 1.1))
     assert max(engine.gaps.values()) <= 2 * TARGET_S
-    steps = engine.chunks["long"][10:-1]
-    assert sum(rows for _, rows in steps) >= PAGE * len(steps)
+    assert min(pages_of(engine.chunks["long"])) >= 1
 
 
 def test_a_slow_machine_gives_a_prompt_its_share_and_a_page():
     truth = StepCost(step_s=0.2, made_s=0.01, given_s=2e-4, pair_s=1e-10)
     engine = mixed(truth, 50_000)
     assert speed(engine, "long") >= 0.3 * speed(alone(truth, 50_000), "long")
-    steps = engine.chunks["long"][5:-1]
-    assert sum(rows for _, rows in steps) >= PAGE * len(steps)
+    assert min(pages_of(engine.chunks["long"])) >= 1
 
 
 def test_without_a_target_a_step_is_full():
