@@ -1,11 +1,16 @@
 """The definition of hyper. All float32; the official order: product first, then the norm's
 factor."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from relight.base.numerics import Family
 from relight.kernels.invariant import inverse_rms, matmul_rows, sigmoid, tree_sum
+
+CPU_BYTES = 4 * 2**20
+"""Of terms [n, hc, hc, D] that are held at once: more would leave the processor's cache."""
 
 
 def mix(
@@ -46,14 +51,18 @@ def _projected(streams: Tensor, fn: Tensor, norm_eps: float, family: Family) -> 
 
 
 def _sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Softmax of the rows, then rows and columns normalised in turn, ending with columns."""
-    powers = torch.exp(logits - logits.amax(-1, keepdim=True))
-    comb = powers / _sum(powers, -1) + eps
-    comb = comb / (_sum(comb, -2) + eps)
+    """Softmax of the rows, then rows and columns normalised in turn, ending with columns.
+
+    Laid out as [row, column, n] on the way: so a sum adds long vectors, and not twos and fours.
+    """
+    logits = logits.permute(1, 2, 0).contiguous()
+    powers = torch.exp(logits - logits.amax(1, keepdim=True))
+    comb = powers / _sum(powers, 1) + eps
+    comb = comb / (_sum(comb, 0) + eps)
     for _ in range(iterations - 1):
-        comb = comb / (_sum(comb, -1) + eps)
-        comb = comb / (_sum(comb, -2) + eps)
-    return comb
+        comb = comb / (_sum(comb, 1) + eps)
+        comb = comb / (_sum(comb, 0) + eps)
+    return comb.permute(2, 0, 1).contiguous()
 
 
 def _sum(x: Tensor, dim: int) -> Tensor:
@@ -65,6 +74,18 @@ def collapse(streams: Tensor, pre: Tensor, boundary: torch.dtype) -> Tensor:
 
 
 def expand(
+    out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, boundary: torch.dtype
+) -> Tensor:
+    rows = out.shape[0]
+    if out.device.type == "cpu":
+        rows = max(1, CPU_BYTES // (4 * comb.shape[1] * math.prod(streams.shape[1:])))
+    if out.shape[0] <= rows:
+        return _expanded(out, streams, post, comb, boundary)
+    parts = zip(*(x.split(rows) for x in (out, streams, post, comb)), strict=True)
+    return torch.cat([_expanded(*part, boundary=boundary) for part in parts])
+
+
+def _expanded(
     out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, boundary: torch.dtype
 ) -> Tensor:
     spread = post.unsqueeze(-1) * out.float().unsqueeze(1)
