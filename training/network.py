@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.config import LayerSpec, ModelConfig
-from relight.model.reference import overlap, rope_frequencies
+from relight.model.reference_parts import overlap, rope_frequencies
 from training.model import Parameters, layers_with
 from training.quant import (
     bf16_grid,
@@ -307,7 +307,7 @@ class Network:
         place = (b, t, step, f"{device} {layer.ratio > 0}")
         if place not in self._tables:
             positions = torch.arange(0, t, step, dtype=torch.float32)
-            angles = positions[:, None] * rope_frequencies(self.config, layer)
+            angles = positions[:, None] * rope_frequencies(self.config, compressed=layer.ratio > 0)
             angles = angles.repeat(b, 1).to(device)
             self._tables[place] = (angles.cos(), angles.sin())
         return self._tables[place]

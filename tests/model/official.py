@@ -28,7 +28,8 @@ def dequantised(folder: Path, fp8_block: int = 128) -> dict[str, Tensor]:
             continue
         if tensor.dtype == torch.float8_e4m3fn:
             assert scale is not None, name
-            tensors[name] = fp8(tensor, scale, fp8_block)
+            is_table = ".engram.embed." in name  # a scale for 32 values of one row
+            tensors[name] = fp8(tensor, scale, 32, 1) if is_table else fp8(tensor, scale, fp8_block)
         elif tensor.dtype == torch.int8:
             assert scale is not None, name
             tensors[name] = fp4(tensor, scale)
@@ -39,9 +40,10 @@ def dequantised(folder: Path, fp8_block: int = 128) -> dict[str, Tensor]:
     return tensors
 
 
-def fp8(codes: Tensor, scale: Tensor, block: int) -> Tensor:
-    """e4m3 [out, in] with a UE8M0 factor for each block × block square; edge squares may be cut."""
-    grid = ue8m0(scale).repeat_interleave(block, 0).repeat_interleave(block, 1)
+def fp8(codes: Tensor, scale: Tensor, block: int, rows: int | None = None) -> Tensor:
+    """e4m3 [out, in] with a UE8M0 factor for each block × block square, or as many `rows` of it;
+    edge squares may be cut."""
+    grid = ue8m0(scale).repeat_interleave(rows or block, 0).repeat_interleave(block, 1)
     return codes.float() * grid[: codes.shape[0], : codes.shape[1]]
 
 

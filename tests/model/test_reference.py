@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from relight.base.config import ModelConfig
-from relight.model.reference import ReferenceModel, Trace, take_best
+from relight.model.reference import ReferenceModel, Trace
+from relight.model.reference_parts import take_best
 from tests.model.oracle import official_tensors, random_oracle, streams_and_logits, tiny_config
 
 LENGTHS = (1, 2, 3, 4, 5, 15, 16, 17, 127, 128, 129, 255, 256, 257, 600)

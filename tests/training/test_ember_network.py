@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from relight.model.reference import ReferenceModel
-from relight.model.reference import sinkhorn as exact_sinkhorn
+from relight.model.reference_parts import sinkhorn as exact_sinkhorn
 from training.model import EMBER, initial, official
 from training.network import Extras, Mode, Network, sinkhorn
 
