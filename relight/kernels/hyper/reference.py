@@ -81,8 +81,17 @@ def expand(
         rows = max(1, CPU_BYTES // (4 * comb.shape[1] * math.prod(streams.shape[1:])))
     if out.shape[0] <= rows:
         return _expanded(out, streams, post, comb, boundary)
-    parts = zip(*(x.split(rows) for x in (out, streams, post, comb)), strict=True)
-    return torch.cat([_expanded(*part, boundary=boundary) for part in parts])
+    parts = [
+        _expanded(
+            out[at : at + rows],
+            streams[at : at + rows],
+            post[at : at + rows],
+            comb[at : at + rows],
+            boundary,
+        )
+        for at in range(0, out.shape[0], rows)
+    ]
+    return torch.cat(parts)
 
 
 def _expanded(
