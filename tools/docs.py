@@ -13,6 +13,7 @@ from relight.base.metrics import COMMON_LABELS, METRICS
 from relight.base.settings import GROUPS, KNOBS, NEEDS, Knob
 from relight.cli.main import app
 from relight.cli.options import SETTINGS_PANEL
+from tools.docs_api import api
 
 ROOT = Path(__file__).resolve().parent.parent
 BANNER = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
@@ -144,7 +145,18 @@ def readme(text: str) -> str:
     return written
 
 
-DOCUMENTS = {"settings.md": settings, "commands.md": commands, "metrics.md": metrics}
+def protocols() -> Iterator[str]:
+    yield "# Protocols\n"
+    yield BANNER
+    yield from api()
+
+
+DOCUMENTS = {
+    "settings.md": settings,
+    "commands.md": commands,
+    "metrics.md": metrics,
+    "api.md": protocols,
+}
 
 
 def main(check: bool, root: Path = ROOT) -> int:

@@ -77,4 +77,12 @@ IGNORED = frozenset(
         "priority",
     }
 )
-"""Fields that clients send and that change no answer here."""
+"""Fields that clients of OpenAI's protocols send and that change no answer here. They are listed
+for readers: a field that nobody has heard of is treated as these are."""
+
+RESPONSES_IGNORED = IGNORED - {"metadata", "id", "chat_id", "prediction", "priority"} | {
+    "truncation",
+    "max_tool_calls",
+    "stream_options",
+}
+MESSAGES_IGNORED = frozenset({"metadata", "service_tier", "context_management"})

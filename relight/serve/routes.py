@@ -1,8 +1,8 @@
 """Every operation of the server: method, path, what it reads, what it answers, what it says of
 itself. Knows no ASGI."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,10 +11,20 @@ from relight.serve import schema, small
 from relight.serve.chat import chat_completions
 from relight.serve.completions import completions
 from relight.serve.exchange import Exchange
+from relight.serve.fields import (
+    CHAT_REFUSED,
+    COMPLETION_REFUSED,
+    IGNORED,
+    MESSAGES_IGNORED,
+    RESPONSES_IGNORED,
+    Refused,
+)
 from relight.serve.messages import schema as anthropic
+from relight.serve.messages.ask import REFUSED as MESSAGES_REFUSED
 from relight.serve.messages.route import count_tokens, messages
 from relight.serve.messages.voice import MessagesVoice
 from relight.serve.responses import schema as items
+from relight.serve.responses.ask import REFUSED as RESPONSES_REFUSED
 from relight.serve.responses.route import responses
 from relight.serve.server import Server
 from relight.serve.voice import OPENAI, Voice
@@ -25,7 +35,8 @@ Answer = Callable[[Server, Exchange], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Operation:
     """`reply` None: the answer is not JSON. `chunk`: a type, or several joined by |; with `stream`
-    the answer is an event stream of these. `voice` tells errors, as `error`."""
+    the answer is an event stream of these. `voice` tells errors, as `error`. `refused` and
+    `ignored` are what is known of fields that `call` does not have."""
 
     method: str
     path: str
@@ -36,6 +47,8 @@ class Operation:
     chunk: Any = None
     voice: Voice = OPENAI
     error: type[msgspec.Struct] = schema.ErrorBody
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
 
 
 OPERATIONS = (
@@ -47,6 +60,8 @@ OPERATIONS = (
         schema.ChatCall,
         schema.ChatCompletion,
         schema.ChatChunk,
+        refused=CHAT_REFUSED,
+        ignored=IGNORED,
     ),
     Operation(
         "POST",
@@ -56,6 +71,8 @@ OPERATIONS = (
         schema.CompletionCall,
         schema.TextCompletion,
         schema.TextCompletion,
+        refused=COMPLETION_REFUSED,
+        ignored=IGNORED,
     ),
     Operation(
         "POST",
@@ -65,6 +82,8 @@ OPERATIONS = (
         items.ResponsesCall,
         items.ResponseBody,
         items.ResponseEvent,
+        refused=RESPONSES_REFUSED,
+        ignored=RESPONSES_IGNORED,
     ),
     Operation(
         "POST",
@@ -76,6 +95,8 @@ OPERATIONS = (
         anthropic.MessageEvent,
         MessagesVoice(),
         anthropic.MessageError,
+        refused=MESSAGES_REFUSED,
+        ignored=MESSAGES_IGNORED,
     ),
     Operation(
         "POST",
@@ -86,6 +107,7 @@ OPERATIONS = (
         anthropic.TokenCount,
         voice=MessagesVoice(),
         error=anthropic.MessageError,
+        refused=MESSAGES_REFUSED,
     ),
     Operation("GET", "/v1/models", small.models, "The names of the model.", None, schema.ModelList),
     Operation("GET", "/v1/models/{name:path}", small.model, "One name.", None, schema.ModelCard),
