@@ -110,8 +110,8 @@ def _range(field: Json) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Limits of what 64 bits hold are written as powers."""
-    for bits in (31, 63):
-        if value in (2**bits - 1, -(2**bits)):
-            return f"2^{bits} − 1" if value > 0 else f"−2^{bits}"
-    return "" if value is None else f"{value:g}".replace("-", "−")
+    """Limits of what 32 and 64 bits hold are written as powers."""
+    if value is None:
+        return ""
+    powers: dict[float, str] = {2**31 - 1: "2^31 − 1", 2**63 - 1: "2^63 − 1", -(2**63): "−2^63"}
+    return powers.get(value) or f"{value:g}".replace("-", "−")
