@@ -82,10 +82,10 @@ def _values(field: Json, definitions: Json) -> str:
             most = f", at most {field['maxItems']}" if "maxItems" in field else ""
             return f"list of: {_values(field['items'], definitions)}{most}"
         case "integer" | "number" as kind:
-            return kind + _range(field)
+            return f"{kind}{_range(field)}"
         case "string":
-            most = field.get("maxLength")
-            return f"string of at most {most} characters" if most else "string"
+            longest = field.get("maxLength")
+            return f"string of at most {longest} characters" if longest else "string"
         case "object" if field.get("additionalProperties"):
             values = _values(field["additionalProperties"], definitions)
             most = f", at most {field['maxProperties']}" if "maxProperties" in field else ""
