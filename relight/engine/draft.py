@@ -18,6 +18,8 @@ from relight.engine.plan import (
 )
 from relight.engine.sequence import Sequence
 
+NOT_KNOWN = (LAST_SAMPLED,)
+
 
 class Work(msgspec.Struct, frozen=True):
     """What a step does for one sequence: it will be computed up to `end`."""
@@ -69,13 +71,17 @@ class Draft:
             first = sequence.num_sent_pages
             self.pages.append(PageWrite(slot, first, tuple(sequence.pages[first:])))
             sequence.num_sent_pages = len(sequence.pages)
-        tokens = tuple(sequence.tokens[start:end])
-        if end > sequence.num_known:
-            tokens = (*tokens[:-1], LAST_SAMPLED)
+        if end <= sequence.num_known:
+            tokens = tuple(sequence.tokens[start:end])
+        elif end - start == 1:
+            tokens = NOT_KNOWN
+        else:
+            tokens = (*sequence.tokens[start : end - 1], LAST_SAMPLED)
         draws = end == total
         self.rows[role].append(Rows(slot, start, tokens, draws))
         if draws:
-            sampling, made, mask = sequence.request.sampling, sequence.num_made, sequence.mask()
+            sampling, made = sequence.request.sampling, total - sequence.num_prompt
+            mask = None if sequence.guide is None else sequence.mask()
             if mask is not None and mask.closing:
                 made = max(made, sampling.min_tokens)  # it cannot be longer
             self.draws[role].append(Draw(slot, total, sampling, made, mask))

@@ -100,6 +100,7 @@ class Scheduler:
         self._num_arrived += 1
         root = self.index.root(request.cache_salt)
         sequence = Sequence.of(request, self._num_arrived, now, root, guide)
+        sequence.most = min(sequence.most, self.limits.max_context)
         self._by_id[request.id] = sequence
         self._turns.arrive(request.client)
         self._room.enter(sequence)
@@ -126,7 +127,7 @@ class Scheduler:
         assert len(self._flights) < MAX_IN_FLIGHT, "no step has been committed"
         draft = Draft()
         self._admit(draft, now)
-        going = [sequence for sequence in self.running if not self._is_full(sequence)]
+        going = [sequence for sequence in self.running if len(sequence.tokens) < sequence.most]
         shares = share_rows(going, self.limits, self.cost, self.index.page_tokens)
         for sequence in going:
             if sequence.slot != NO_SLOT and not sequence.leaving:  # else an older one has just
@@ -170,24 +171,20 @@ class Scheduler:
                 self._turns.read(sequence.request.client, num_read)
             insort(self.running, sequence, key=_age)
 
-    def _is_full(self, sequence: Sequence) -> bool:
-        """Whether it has all the tokens that it may have, known or being drawn."""
-        return (
-            sequence.num_made >= sequence.request.sampling.max_tokens
-            or len(sequence.tokens) >= self.limits.max_context
-        )
-
     def _schedule(self, sequence: Sequence, shares: dict[Sequence, int], draft: Draft) -> None:
         """Adds the next rows of a sequence to the plan, if it gets pages for them."""
-        start = sequence.planned
+        start, total = sequence.planned, len(sequence.tokens)
         role = sequence.roles[start]
         if role == GIVEN:
             end = start + shares[sequence]
+        elif total - start == 1:
+            end = total  # as in all steps but the first ones after it gave way
         else:
             end = min(sequence.run()[1], start + self.limits.made_rows)
-        if end == len(sequence.tokens) and not sequence.may_draw:
+        if end == total and sequence.guide is not None and not sequence.may_draw:
             return
-        end = min(end, self._grow(sequence, end))
+        if end > len(sequence.pages) * self.index.page_tokens:
+            end = min(end, self._grow(sequence, end))
         if end > start:
             draft.compute(sequence, role, end, self.holdings.take(sequence, role, end))
 
@@ -295,10 +292,9 @@ class Scheduler:
         self.num_generated_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-        sampling, known = sequence.request.sampling, sequence.num_known
-        if token in sampling.stop_token_ids:
+        if token in sequence.request.sampling.stop_token_ids:
             return self._end(sequence, "stop", now, tokens=(token,), logprobs=told)
-        if known - sequence.num_prompt >= sampling.max_tokens or known >= self.limits.max_context:
+        if sequence.num_known >= sequence.most:
             return self._end(sequence, "length", now, tokens=(token,), logprobs=told)
         if sequence.guide is not None:
             sequence.guide.learn(token)

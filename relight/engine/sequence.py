@@ -31,7 +31,7 @@ class Sequence:
     `record` is a provisional boundary record at `record_boundary`, 0 while it has no content.
     `in_flight` counts the steps that compute it and are not committed: while there are any, it
     holds all that it has, even if it is `leaving`. `distrusted`: what it wrote may be no numbers.
-    `guide` says what it may go on with, None: anything.
+    `guide` says what it may go on with, None: anything. `most`: tokens that it may have.
     """
 
     request: Request
@@ -42,6 +42,7 @@ class Sequence:
     roles: bytearray
     num_prompt: int
     num_known: int
+    most: int
     shares: bool = False
     computed: int = 0
     planned: int = 0
@@ -72,7 +73,8 @@ class Sequence:
         tokens = array(TOKEN_TYPE, request.prompt)
         num_prompt = len(tokens)
         roles = bytearray(num_prompt)  # all given
-        made = cls(request, arrival, now, root, tokens, roles, num_prompt, num_prompt)
+        most = num_prompt + request.sampling.max_tokens
+        made = cls(request, arrival, now, root, tokens, roles, num_prompt, num_prompt, most)
         made.guide = guide
         return made
 
