@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.numerics import Family
-from relight.kernels.invariant import ALIGN, family_rows, in_blocks, tree_sum
+from relight.kernels.invariant import ALIGN, in_blocks, tree_sum
 from relight.kernels.peek import distinct, some
 from relight.kernels.rows import Rows
 
@@ -48,12 +48,16 @@ def attend(
             for (rows, _), index in zip(sources, indexes, strict=True)
             for part in _key_blocks(rows, index - 1)
         ]
-        return _attend(q, keys, sink, scale, boundary)
+        return _attend(q, keys, sink, scale, family, boundary)
 
     q = F.pad(q.float(), (0, -dim % ALIGN, 0, -heads % ALIGN))
     # Indexes are shifted by one, so that a row of padding (zeros) lists no keys.
     shifted = [index + 1 for _, index in sources]
-    out = in_blocks(block, q, *shifted, rows=family_rows(family, ROWS))
+    if family == "prefill":
+        out = in_blocks(block, q, *shifted, rows=ROWS)
+    else:  # what is elementwise may be done for several at once, since it is the same for each
+        parts = zip(*(x.split(ROWS) for x in (q, *shifted)), strict=True)
+        out = torch.cat([block(*part) for part in parts])
     return out[:, :heads, :dim]
 
 
@@ -72,6 +76,7 @@ def _attend(
     keys: list[KeyBlock],
     sink: Tensor,
     scale: float,
+    family: Family,
     boundary: torch.dtype,
 ) -> Tensor:
     """q [r, H, d], padded; keys as above -> [r, H, d] in `boundary`.
@@ -83,14 +88,25 @@ def _attend(
     denominator = torch.zeros_like(top)
     out = torch.zeros_like(q)
     for values, place, none in keys:
-        block = values[place]  # [r, 64, d]
-        score = torch.bmm(q, block.transpose(1, 2)) * scale  # [r, H, 64]
+        block = values.index_select(0, place.flatten()).unflatten(0, place.shape)  # [r, 64, d]
+        score = _products(q, block.transpose(1, 2), family).mul_(scale)  # [r, H, 64]
         score.masked_fill_(none.unsqueeze(1), float("-inf"))
         before, top = top, torch.maximum(top, score.amax(-1))
         shrink = torch.exp(before - top)  # exactly 1 where the block has no better key
-        numerator = torch.exp(score - top.unsqueeze(-1))
+        numerator = score.sub_(top.unsqueeze(-1)).exp_()
         denominator = denominator * shrink + tree_sum(numerator, -1)
-        weighted = torch.bmm(numerator.to(boundary).float(), block)
-        out = out * shrink.unsqueeze(-1) + weighted
+        weighted = _products(numerator.to(boundary).float(), block, family)
+        out = out.mul_(shrink.unsqueeze(-1)).add_(weighted)
     denominator = denominator + torch.exp(sink - top)
     return (out / denominator.unsqueeze(-1)).to(boundary)
+
+
+def _products(a: Tensor, b: Tensor, family: Family) -> Tensor:
+    """a [r, m, k] times b [r, k, n] -> [r, m, n]: for given rows a batch of always 16, for made
+    rows one by one."""
+    if family == "prefill":
+        return torch.bmm(a, b)
+    out = a.new_empty((*a.shape[:2], b.shape[2]))
+    for one, other, result in zip(a.split(1), b.split(1), out.split(1), strict=True):
+        torch.bmm(one, other, out=result)
+    return out
