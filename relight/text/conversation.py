@@ -36,11 +36,13 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function that the model may call. `parameters` is a JSON schema whose key order counts."""
+    """A function that the model may call. `parameters` is a JSON schema whose key order counts.
+    `strict`: arguments follow the schema to the letter, or the call is refused."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool = False
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +50,15 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     `effort` is read in thinking mode only; None is the model's default. `continue_final` goes on
     with the last assistant message instead of opening a new turn. `tool_choice` "required" opens
-    the tool block in the prompt; a named choice is "required" plus a constraint made elsewhere.
+    the tool block in the prompt, unless the model thinks first; `forced_tool` names the only tool
+    that it may call then.
     `keep_reasoning` shows the reasoning of all turns, as tools do.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
+    forced_tool: str | None = None
     thinking: bool = True
     effort: str | int | float | None = None
     continue_final: bool = False

@@ -16,6 +16,9 @@ from relight.text.tokenizer import Tokenizer
 MAX_CHARACTERS = 1_000_000
 """Of a grammar. Schemas that people write have some thousands."""
 
+MAX_REASON = 300
+"""Characters of the library's own message that are passed on."""
+
 # What one mask may cost is bounded in the library's own units; errors quote no text of a client.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -64,7 +67,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise BadRequest(f"the grammar cannot go on: {_first_line(self._matcher.get_error())}")
+            raise BadRequest(f"the grammar cannot go on: {_in_one_line(self._matcher.get_error())}")
 
 
 class Vocabulary:
@@ -88,7 +91,7 @@ class Vocabulary:
             )
         matcher = LLMatcher(self._llguidance, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise BadRequest(f"it cannot be compiled: {_first_line(matcher.get_error())}")
+            raise BadRequest(f"it cannot be compiled: {_in_one_line(matcher.get_error())}")
         compiled = Grammar(matcher, self.mask_bytes)
         compiled.start().mask()  # some grammars turn out to allow nothing, or to be too complex
         return compiled
@@ -127,5 +130,5 @@ def either(one: bytes, other: bytes) -> bytes:
     return union.to_bytes(len(one), "little")
 
 
-def _first_line(message: str) -> str:
-    return message.splitlines()[0] if message else "no reason was given"
+def _in_one_line(message: str) -> str:
+    return " ".join(message.split())[:MAX_REASON] or "no reason was given"

@@ -8,7 +8,7 @@ import msgspec
 from relight.base.errors import BadCheckpoint, BadRequest
 from relight.text.conversation import Conversation, Message, Start, Tool
 from relight.text.dialect import Encoding, load_dialect
-from relight.text.dsml import open_block, python_json, render_calls
+from relight.text.dsml import Tags, open_block, python_json, render_calls
 from relight.text.literals import FixedText
 from relight.text.tokenizer import SPELLING, Segment, Tokenizer
 from relight.text.turns import AssistantTurn, ReminderTurn, SystemTurn, Turn, UserTurn, arrange
@@ -43,8 +43,14 @@ class PromptEncoder:
                 f"{encoding} needs; choose another one (--encoding)"
             )
 
+    @property
+    def tags(self) -> Tags:
+        """Those of the calls that it writes."""
+        return self._dialect.tags
+
     def encode(self, conversation: Conversation) -> Prompt:
         """Raises `BadRequest` for what cannot be written down as asked."""
+        _check_choice(conversation)
         system, turns = arrange(conversation, hoist=not self._dialect.marks_system)
         mark = self._tokenizer.special
         out = _Writer(self._tokenizer)
@@ -65,9 +71,10 @@ class PromptEncoder:
                         return self._continue(out, message, conversation.thinking)
                     self._write_assistant(out, message, keep_reasoning=i >= keep_from)
         out.add(mark.assistant, mark.think_open if conversation.thinking else mark.think_close)
+        if conversation.thinking:
+            return out.prompt("reasoning")
         if conversation.tool_choice != "required":
-            return out.prompt("reasoning" if conversation.thinking else "content")
-        _check_can_require_tools(conversation)
+            return out.prompt("content")
         out.add(*open_block(self._dialect.tags, mark.dsml))
         return out.prompt("tools")
 
@@ -199,11 +206,9 @@ def _schema_line(tool: Tool) -> str:
     return python_json(schema)
 
 
-def _check_can_require_tools(conversation: Conversation) -> None:
-    if not conversation.tools:
-        raise BadRequest("tool_choice is 'required' without tools", param="tool_choice")
-    if conversation.thinking:
+def _check_choice(conversation: Conversation) -> None:
+    if conversation.tool_choice == "required" and not conversation.tools:
         raise BadRequest(
-            "Thinking mode does not support this tool_choice; turn thinking off, or send 'auto'",
+            "tool_choice forces a call and there are no tools; send tools, or 'auto'",
             param="tool_choice",
         )

@@ -91,7 +91,7 @@ def _find_property(schema: Any, name: str, root: Mapping[str, Any], depth: int) 
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
-    inner = [_resolve(schema["$ref"], root)] if "$ref" in schema else []
+    inner = [resolve(schema["$ref"], root)] if "$ref" in schema else []
     for keyword in ("allOf", "anyOf", "oneOf"):
         inner += _schemas(schema.get(keyword))
     found = (_find_property(part, name, root, depth - 1) for part in inner)
@@ -113,7 +113,7 @@ def _allowed_types(schema: Any, root: Mapping[str, Any], depth: int) -> Types | 
     if values:
         limits.append(frozenset().union(*map(_types_of, values)))
     if "$ref" in schema:
-        limits.append(_allowed_types(_resolve(schema["$ref"], root), root, depth - 1))
+        limits.append(_allowed_types(resolve(schema["$ref"], root), root, depth - 1))
     for part in _schemas(schema.get("allOf")):
         limits.append(_allowed_types(part, root, depth - 1))
     for keyword in ("anyOf", "oneOf"):
@@ -139,7 +139,7 @@ def _schemas(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _resolve(reference: Any, root: Mapping[str, Any]) -> Any:
+def resolve(reference: Any, root: Mapping[str, Any]) -> Any:
     """The target of a reference within the schema (`#/…`), None for any other."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

@@ -346,11 +346,16 @@ def test_a_schema_nested_beyond_the_stack_is_a_bad_request(encoder):
         render(encoder, user("q"), tools=(Tool("f", None, schema),))
 
 
-def test_required_tools_need_tools_and_no_thinking(encoder):
-    with pytest.raises(BadRequest, match="without tools"):
-        render(encoder, user("q"), tool_choice="required", thinking=False)
-    with pytest.raises(BadRequest, match="Thinking mode does not support"):
-        render(encoder, user("q"), tool_choice="required", tools=(WEATHER,))
+@pytest.mark.parametrize("thinking", [True, False])
+def test_required_tools_need_tools(encoder, thinking):
+    with pytest.raises(BadRequest, match="there are no tools"):
+        render(encoder, user("q"), tool_choice="required", thinking=thinking)
+
+
+def test_required_tools_come_after_reasoning(encoder):
+    """The prompt of a free choice: what follows `</think>` is forced elsewhere."""
+    free = render(encoder, user("q"), tools=(WEATHER,))
+    assert render(encoder, user("q"), tool_choice="required", tools=(WEATHER,)) == free
 
 
 # Refusals

@@ -207,7 +207,6 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         {"messages": [USER, CALLS | {"tool_calls": [CALL, CALL]}, RESULT, RESULT]},
         {"messages": [USER, CALLS, RESULT, RESULT]},
         {"messages": [USER, CALLS, {"role": "latest_reminder", "content": "T"}, RESULT]},
-        {"messages": [USER], "tools": TOOLS, "tool_choice": "required"},
     ],
 )
 def test_what_the_oracle_refuses_is_refused(oracle, encoder, body):
@@ -218,6 +217,13 @@ def test_what_the_oracle_refuses_is_refused(oracle, encoder, body):
 
 
 # Differences on purpose
+
+
+def test_tools_can_be_required_of_a_model_that_thinks(oracle, encoder):
+    body = {"messages": [USER], "tools": TOOLS, "tool_choice": "required"}
+    with pytest.raises(recipe.ConversionError):
+        oracle(body)
+    assert encoder.encode(conversation_of(body)).start == "reasoning"
 
 
 @pytest.mark.parametrize(
