@@ -309,6 +309,8 @@ class StackedDense:
 
     data: Tensor  # [E, N, K] float32 or bfloat16
 
+    act_block = 0
+
     def expert(self, index: int | Tensor) -> DenseWeight:
         return DenseWeight(_one(self.data, index))
 
@@ -318,6 +320,10 @@ class StackedFp8:
     data: Tensor  # [E, N, K] uint8
     scale: Tensor  # [E, ceil(N / block), ceil(K / block)] uint8
     block: int
+
+    @property
+    def act_block(self) -> int:
+        return self.block
 
     def expert(self, index: int | Tensor) -> Fp8Weight:
         return Fp8Weight(_one(self.data, index), _one(self.scale, index), self.block)

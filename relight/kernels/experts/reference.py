@@ -6,18 +6,21 @@ that would decode an expert for each of its rows.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from relight.base.numerics import Family
-from relight.kernels.codec import StackedWeight, Weight
+from relight.kernels.codec import StackedWeight, Weight, fp8_round
 from relight.kernels.invariant import silu
 from relight.kernels.peek import looks_are_free
 from relight.kernels.product import multiply
 
 BLOCK_ROWS = 16
 """Rows of a block of the prefill family: an expert has few rows, n * k / E on average."""
+
+HELD_ROWS = 256
 
 
 def experts(
@@ -33,29 +36,62 @@ def experts(
     boundary: torch.dtype,
 ) -> Tensor:
     def product(x: Tensor, w: Weight) -> Tensor:
-        return multiply(x, w, family, quantised=quantised, rows=BLOCK_ROWS).to(boundary)
+        return multiply(x, w, family, rows=BLOCK_ROWS).to(boundary)
 
+    def rounded(x: Tensor, stack: StackedWeight) -> Tensor:
+        return fp8_round(x, stack.act_block) if quantised and stack.act_block else x
+
+    assert w1.act_block == w3.act_block, "the two products have one input"
+    x = rounded(x, w1)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert, rows, slots in _choices(ids, family):
-        chosen = x[rows]
-        gate = product(chosen, w1.expert(expert))
-        up = product(chosen, w3.expert(expert))
-        hidden = swiglu(gate, up, limit, boundary, weights[rows, slots])
-        out[rows] += product(hidden, w2.expert(expert)).float()
+    for group in _groups(_choices(ids, family)):
+        inputs = [x.index_select(0, chosen.rows) for chosen in group]
+        gate, up = (
+            torch.cat([product(i, w.expert(c.expert)) for i, c in zip(inputs, group, strict=True)])
+            for w in (w1, w3)
+        )
+        weight = torch.cat([weights[chosen.rows, chosen.slots] for chosen in group])
+        hidden = rounded(swiglu(gate, up, limit, boundary, weight), w2)
+        parts = hidden.split([len(chosen.rows) for chosen in group])
+        for chosen, part in zip(group, parts, strict=True):
+            out[chosen.rows] += product(part, w2.expert(chosen.expert)).float()
     return out
 
 
-def _choices(ids: Tensor, family: Family) -> Iterator[tuple[int | Tensor, Tensor, Tensor]]:
-    """Expert, rows [m], slots [m]: every choice once, those of a row in ascending order of the
-    expert, as is its sum. An expert is a tensor [1] where nobody looks."""
+class Chosen(NamedTuple):
+    """An expert and rows that chose it, each with the slot in which it did."""
+
+    expert: int | Tensor
+    rows: Tensor
+    slots: Tensor
+
+
+def _groups(choices: Iterator[Chosen]) -> Iterator[list[Chosen]]:
+    """Choices of HELD_ROWS rows or a little more: between two products one operation serves all
+    of a group, which for a few rows costs as little as for one."""
+    group: list[Chosen] = []
+    held = 0
+    for chosen in choices:
+        group.append(chosen)
+        held += len(chosen.rows)
+        if held >= HELD_ROWS:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _choices(ids: Tensor, family: Family) -> Iterator[Chosen]:
+    """Every choice once, those of a row in ascending order of the expert, as is its sum. An expert
+    is a tensor [1] where nobody looks."""
     if family == "step" and not looks_are_free(ids):
         rows, slots = (torch.arange(size, device=ids.device).split(1) for size in ids.shape)
         for row, of_row in zip(rows, ids, strict=True):
             for slot, expert in zip(slots, of_row.split(1), strict=True):
-                yield expert, row, slot
+                yield Chosen(expert, row, slot)
         return
     for number in ids.unique().tolist():
-        yield number, *torch.where(ids == number)
+        yield Chosen(number, *torch.where(ids == number))
 
 
 def swiglu(

@@ -100,6 +100,10 @@ class Counting:
     inner: StackedWeight
     asked: list[int] = field(default_factory=list)
 
+    @property
+    def act_block(self) -> int:
+        return self.inner.act_block
+
     def expert(self, index: int) -> Weight:
         self.asked.append(index)
         return self.inner.expert(index)
