@@ -85,10 +85,10 @@ def _choices(ids: Tensor, family: Family) -> Iterator[Chosen]:
     """Every choice once, those of a row in ascending order of the expert, as is its sum. An expert
     is a tensor [1] where nobody looks."""
     if family == "step" and not looks_are_free(ids):
-        rows, slots = (torch.arange(size, device=ids.device).split(1) for size in ids.shape)
-        for row, of_row in zip(rows, ids, strict=True):
-            for slot, expert in zip(slots, of_row.split(1), strict=True):
-                yield Chosen(expert, row, slot)
+        rows, slots = (torch.arange(size, device=ids.device) for size in ids.shape)
+        for i in range(ids.shape[0]):
+            for j in range(ids.shape[1]):
+                yield Chosen(ids[i, j : j + 1], rows[i : i + 1], slots[j : j + 1])
         return
     for number in ids.unique().tolist():
         yield Chosen(number, *torch.where(ids == number))

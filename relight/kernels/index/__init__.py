@@ -26,7 +26,8 @@ def select(
     The score of an entry is sum_h weights[h] * relu(q[h] . key), float32; ties go to the lowest
     entry. q [n, h, d] and weights [n, h] float32; keys of entry e of sequence s are row places[s,
     e] of `keys`; the rows of a sequence follow each other, counts[s] of them; row i sees the first
-    visible[i] entries. A row that sees at most k gets all of them. Bits do not depend on how many
+    visible[i] entries. A row that sees at most k gets all of them. What no row sees may hold
+    anything, and is in `keys`. Bits do not depend on how many
     entries places [s, E] lists.
     """
     _check(q, weights, keys, places, counts, visible, family)

@@ -164,7 +164,7 @@ def test_nan_in_keys_that_a_row_does_not_see_stays_there(device: str, family) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_rows_give_no_lists(device: str, family) -> None:
-    keys, rows = keys_of(torch.zeros(9, DIM, device=device)), rows_of(0, device)
+    keys, rows = keys_of(torch.zeros(3 * ENTRIES, DIM, device=device)), rows_of(0, device)
     none = torch.zeros(1, 0, dtype=torch.int64, device=device)
     assert call(index.select, rows, keys, places_of(device), 8, family).shape == (0, 8)
     assert call(index.scores, rows, keys, none, family).shape == (0, 0)
