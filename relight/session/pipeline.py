@@ -44,6 +44,20 @@ class Pipeline(ABC):
         """Whether a complete tool call was read."""
         return False
 
+    @property
+    def num_calls(self) -> int:
+        """How many calls were begun, also those that are not passed on."""
+        return 0
+
+    @property
+    def in_reasoning(self) -> bool:
+        return False
+
+    @property
+    def in_markup(self) -> bool:
+        """Whether a call, or what may become one, was begun and not yet left behind."""
+        return False
+
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> list[Piece]:
         """`logprobs` has an entry for each token, or none. Nothing is read behind a stop string."""
         if not logprobs and not self._stops.any:
@@ -137,6 +151,18 @@ class ChatPipeline(Pipeline):
     @property
     def called(self) -> bool:
         return self._parser.made_call
+
+    @property
+    def num_calls(self) -> int:
+        return self._parser.num_calls
+
+    @property
+    def in_reasoning(self) -> bool:
+        return self._parser.section == "reasoning"
+
+    @property
+    def in_markup(self) -> bool:
+        return self._parser.in_markup
 
     def finish(self, *, stopped: bool) -> list[Piece]:
         pieces = self._pieces(self._parser.finish(stopped=stopped))

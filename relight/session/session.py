@@ -2,11 +2,13 @@
 Knows no wire format, and no engine beyond its client."""
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
@@ -16,6 +18,8 @@ from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
 from relight.engine.client import EngineClient
+from relight.session.heard import Heard
+from relight.session.memory import Memory, Opening
 from relight.session.pieces import Finish, Piece
 from relight.session.pipeline import ChatPipeline, Pipeline, RawPipeline
 from relight.session.request import (
@@ -30,10 +34,14 @@ from relight.session.request import (
 from relight.text.conversation import Conversation, Start, Tool
 from relight.text.detokenize import StopStrings
 from relight.text.fim import fill_in
-from relight.text.prompt import Prompt, PromptEncoder
+from relight.text.fingerprint import fingerprint
+from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Tokenizer
+from relight.text.writer import Prompt
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # About 1 MB of text is encoded in a second: longer text goes to a thread, so that no stream waits
 # longer than 2 ms for it.
@@ -63,6 +71,7 @@ class Job:
     arrived: float
     tools: tuple[Tool, ...] = ()
     continued: bool = False
+    opening: Opening | None = None
     times: Times = field(default_factory=Times, compare=False)
 
     @property
@@ -92,13 +101,15 @@ class Session:
         default_effort: str | None = None,
         max_output: int = 0,
         clamp: bool = True,
+        memory: Memory | None = None,
         observer: Observer | None = None,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`default_max_tokens` 0: the hosted service's rule. `max_output` bounds every answer, 0
-        none. `clamp` lowers what exceeds the context, else it is refused. `new_id` gives 32 hex
-        digits."""
+        none. `clamp` lowers what exceeds the context, else it is refused. With a `memory` the
+        ids of answers stand as they were made in the prompts that go on from them. `new_id` gives
+        32 hex digits."""
         self.client = client
         self.tokenizer = tokenizer
         self.new_id = new_id
@@ -108,6 +119,7 @@ class Session:
         self._default_effort = default_effort
         self._max_output = max_output
         self._clamp = clamp
+        self._memory = memory
         self._observer = observer
         self._clock = clock
 
@@ -118,6 +130,8 @@ class Session:
         """A session on the checkpoint that `client` serves. Raises `BadCheckpoint`."""
         folder = model_folder(settings.model)
         tokenizer = Tokenizer.load(folder, trust=settings.trust_tokenizer)
+        # Else a prompt has the same ids whatever was answered before.
+        reuses = settings.reuse_generated == "on" and settings.prefix_cache == "on"
         return cls(
             client,
             tokenizer,
@@ -129,6 +143,7 @@ class Session:
             default_effort=None if settings.default_effort == "auto" else settings.default_effort,
             max_output=settings.max_output,
             clamp=settings.overflow == "clamp",
+            memory=Memory() if reuses else None,
             observer=observer,
         )
 
@@ -141,10 +156,11 @@ class Session:
             return conversation
         return msgspec.structs.replace(conversation, effort=self._default_effort)
 
-    async def encode_chat(self, conversation: Conversation) -> Prompt:
+    async def encode_chat(self, conversation: Conversation, cache_salt: str = "") -> Prompt:
         conversation = self._with_effort(conversation)
         num_characters = _num_characters(conversation)
-        return await _aside(lambda: self._encoder.encode(conversation), num_characters)
+        recall = self._memory.recall(cache_salt) if self._memory else None
+        return await _aside(lambda: self._encoder.encode(conversation, recall), num_characters)
 
     async def encode_raw(self, text: str) -> list[int]:
         return await _aside(lambda: self.tokenizer.encode_raw(text), len(text))
@@ -165,13 +181,24 @@ class Session:
         """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
         arrived = self._clock()
         conversation = self._with_effort(conversation)
-        prompt = await self.encode_chat(conversation)
+        prompt = await self.encode_chat(conversation, options.cache_salt)
         default = self._default_max_tokens or chat_max_tokens(conversation)
         request = self._request(prompt.ids, options, default, "messages", prompt.record_hints)
         if prompt.start == "reasoning" and options.thinking_budget is not None:
             request = self._with_budget(request, options.thinking_budget)
-        tools = conversation.usable_tools
-        return Job(request, options, prompt.start, arrived, tools, prompt.continued)
+        if self._memory:
+            explain = partial(self._memory.explain, options.cache_salt, prompt)
+            if found := await _aside(explain, len(prompt.ids)):
+                log.info("%s: %s", request.id, found.told(len(prompt.ids)))
+        return Job(
+            request,
+            options,
+            prompt.start,
+            arrived,
+            conversation.usable_tools,
+            prompt.continued,
+            Opening.of(prompt),
+        )
 
     async def complete(
         self, prompt: str | Sequence[int], options: Options, suffix: str = ""
@@ -212,6 +239,7 @@ class Session:
         `started` once the prompt has been read. Raises `StepFailed` if a step failed, `Unavailable`
         if the engine gave the request up."""
         pipeline = self._pipeline(job)
+        heard = Heard() if self._memory and job.opening else None
         produced = 0
         first_s: float | None = None
         ending: FinishReason | None = None
@@ -232,12 +260,21 @@ class Session:
                     if delta.finish == "abort":
                         ending = "abort"
                         raise Unavailable("the engine gave this request up; send it again later")
-                    for piece in pipeline.feed(_text_tokens(job, delta), delta.logprobs):
+                    tokens = _text_tokens(job, delta)
+                    pieces = pipeline.feed(tokens, delta.logprobs)
+                    if heard:
+                        heard.add(tokens, pieces)
+                    for piece in pieces:
                         yield piece
                     if pipeline.stopped_by is not None:
                         break
             if pipeline.stopped_by is None:
-                for piece in pipeline.finish(stopped=last.finish == "stop"):
+                stopped, in_markup = last.finish == "stop", pipeline.in_markup
+                pieces = pipeline.finish(stopped=stopped)
+                if heard and (stopped or not in_markup):
+                    heard.add((), pieces)
+                    self._remember(job, pipeline, heard)
+                for piece in pieces:
                     yield piece
             times = job.times
             times.queue_s, times.prefill_s = last.queue_s, last.prefill_s
@@ -251,6 +288,17 @@ class Session:
         finally:
             if self._observer:
                 self._observer.ended(job, ending or "error")
+
+    def _remember(self, job: Job, pipeline: Pipeline, heard: Heard) -> None:
+        """Unless there are calls that the client was not told."""
+        if self._memory is None or job.opening is None or pipeline.num_calls != heard.num_calls:
+            return
+        prompt, at = job.request.prompt, job.opening.at
+        ids = [*prompt[at:], *heard.ids]
+        if pipeline.in_reasoning:
+            ids.append(self.tokenizer.special.think_close)
+        said = fingerprint(heard.message())
+        self._memory.remember(job.request.cache_salt, job.opening, prompt[:at], ids, said)
 
     def _deltas(self, job: Job) -> AsyncGenerator[TokenDelta, None]:
         # The protocol promises that the iterator can be closed, which its type does not say.

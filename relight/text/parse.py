@@ -103,6 +103,16 @@ class OutputParser:
         return "content" if self.in_content else None
 
     @property
+    def in_markup(self) -> bool:
+        """Whether a call, or what may become one, was begun and not yet left behind."""
+        return not self._in_prose or self._tag is not None
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls were begun, dropped ones too."""
+        return self._num_calls + (self._call is not None)
+
+    @property
     def holds_text(self) -> bool:
         """Whether there is text that may yet become part of an event."""
         return bool(self._held) or self._tag is not None or self._utf8.pending

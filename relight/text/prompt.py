@@ -3,26 +3,16 @@ nothing of requests, engines or HTTP."""
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from relight.base.errors import BadCheckpoint, BadRequest
-from relight.text.conversation import Conversation, Message, Start, Tool
+from relight.text.conversation import Conversation, Message, Tool
 from relight.text.dialect import Encoding, load_dialect
 from relight.text.dsml import Tags, open_block, python_json, render_calls
 from relight.text.literals import FixedText
-from relight.text.tokenizer import SPELLING, Segment, Tokenizer
+from relight.text.tokenizer import SPELLING, Tokenizer
 from relight.text.turns import AssistantTurn, ReminderTurn, SystemTurn, Turn, UserTurn, arrange
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """`record_hints` are the offsets in `ids` where user turns start, ascending. `start` is where
-    the answer begins; `continued` says that the client's own text stands right before it."""
-
-    ids: tuple[int, ...]
-    text: str
-    record_hints: tuple[int, ...]
-    start: Start
-    continued: bool = False
+from relight.text.writer import Prompt, Recall, Writer
 
 
 class PromptEncoder:
@@ -48,29 +38,34 @@ class PromptEncoder:
         """Those of the calls that it writes."""
         return self._dialect.tags
 
-    def encode(self, conversation: Conversation) -> Prompt:
-        """Raises `BadRequest` for what cannot be written down as asked."""
+    def encode(self, conversation: Conversation, recall: Recall | None = None) -> Prompt:
+        """Past answers that `recall` finds stand as they were made. Raises `BadRequest` for what
+        cannot be written down as asked."""
         _check_choice(conversation)
         system, turns = arrange(conversation, hoist=not self._dialect.marks_system)
         mark = self._tokenizer.special
-        out = _Writer(self._tokenizer)
+        out = Writer(self._tokenizer, recall)
         out.add(mark.bos)
         self._write_system(out, system, conversation)
         keep_from = self._keep_reasoning_from(conversation, turns)
         for i, turn in enumerate(turns):
             match turn:
                 case UserTurn():
-                    out.begin_turn()
+                    out.begin_turn(turn.message, of_user=True)
                     out.add(mark.user, _user_text(turn))
-                case ReminderTurn(text):
+                case ReminderTurn(text=text):
+                    out.begin_turn(turn.message)
                     out.add(mark.latest_reminder, text)
-                case SystemTurn(text):
+                case SystemTurn(text=text):
+                    out.begin_turn(turn.message)
                     out.add(self._system, text)
-                case AssistantTurn(message):
+                case AssistantTurn(said=said):
+                    out.begin_turn(turn.message)
                     if conversation.continue_final and i == len(turns) - 1:
-                        return self._continue(out, message, conversation.thinking)
-                    self._write_assistant(out, message, keep_reasoning=i >= keep_from)
+                        return self._continue(out, said, conversation.thinking)
+                    self._write_assistant(out, turn, keep_reasoning=i >= keep_from)
         out.add(mark.assistant, mark.think_open if conversation.thinking else mark.think_close)
+        out.begin_body()
         if conversation.thinking:
             return out.prompt("reasoning")
         if conversation.tool_choice != "required":
@@ -96,7 +91,7 @@ class PromptEncoder:
         starts = [i for i, turn in enumerate(turns) if _starts_round(turn)]
         return starts[-1] if starts else 0
 
-    def _write_system(self, out: "_Writer", system: str, conversation: Conversation) -> None:
+    def _write_system(self, out: Writer, system: str, conversation: Conversation) -> None:
         effort = self._dialect.effort_text(conversation.effort) if conversation.thinking else ()
         has_format = conversation.response_format != "text"
         if self._dialect.marks_system and (
@@ -116,23 +111,26 @@ class PromptEncoder:
         if conversation.response_format == "json_schema":
             out.add(python_json(conversation.response_schema))
 
-    def _write_fixed(self, out: "_Writer", pieces: FixedText) -> None:
+    def _write_fixed(self, out: Writer, pieces: FixedText) -> None:
         special = self._tokenizer.special
         for piece in pieces:
             out.add(getattr(special, piece.marker) if piece.marker else piece.text)
 
-    def _write_assistant(self, out: "_Writer", message: Message, keep_reasoning: bool) -> None:
+    def _write_assistant(self, out: Writer, turn: AssistantTurn, keep_reasoning: bool) -> None:
         """A finished turn. One that keeps its reasoning shows an absent one as empty."""
         mark = self._tokenizer.special
-        out.add(mark.assistant)
+        said = turn.said if keep_reasoning else replace(turn.said, reasoning=None)
+        out.add(mark.assistant, mark.think_open if keep_reasoning else mark.think_close)
+        out.begin_body(turn.message, said)
         if keep_reasoning:
-            out.add(mark.think_open, message.reasoning or "")
-        out.add(mark.think_close, message.content or "")
-        if message.tool_calls:
-            out.add(*render_calls(message.tool_calls, self._dialect.tags, mark.dsml))
+            out.add(said.reasoning or "", mark.think_close)
+        out.add(said.content or "")
+        if said.tool_calls:
+            out.add(*render_calls(said.tool_calls, self._dialect.tags, mark.dsml))
+        out.end_body()
         out.add(mark.eos)
 
-    def _continue(self, out: "_Writer", message: Message, thinking: bool) -> Prompt:
+    def _continue(self, out: Writer, message: Message, thinking: bool) -> Prompt:
         """The last turn left open. Reasoning without content is itself what goes on."""
         mark = self._tokenizer.special
         reasoning, content = message.reasoning or "", message.content or ""
@@ -143,47 +141,6 @@ class PromptEncoder:
                 return out.prompt("reasoning", continued=bool(reasoning))
         out.add(mark.think_close, content)
         return out.prompt("content", continued=bool(content))
-
-
-class _Writer:
-    """Collects segments and remembers where turns start. A run of text is one segment, because the
-    tokenizer may join characters across the pieces that it was written in."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._segments: list[Segment] = []
-        self._run: list[str] = []
-        self._turns: list[int] = []
-
-    def add(self, *pieces: Segment) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                self._run.append(piece)
-            else:
-                self._end_run()
-                self._segments.append(piece)
-
-    def begin_turn(self) -> None:
-        """The next piece, a marker, opens a turn."""
-        self._end_run()
-        self._turns.append(len(self._segments))
-
-    def prompt(self, start: Start, *, continued: bool = False) -> Prompt:
-        self._end_run()
-        ids: list[int] = []
-        offsets = []
-        for encoded in self._tokenizer.encode_segments(self._segments):
-            offsets.append(len(ids))
-            ids += encoded
-        decode = self._tokenizer.decode
-        text = "".join(part if isinstance(part, str) else decode([part]) for part in self._segments)
-        hints = tuple(offsets[turn] for turn in self._turns)
-        return Prompt(tuple(ids), text, hints, start, continued)
-
-    def _end_run(self) -> None:
-        if run := "".join(self._run):
-            self._segments.append(run)
-        self._run.clear()
 
 
 def _user_text(turn: UserTurn) -> str:

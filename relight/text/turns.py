@@ -16,23 +16,28 @@ Queue = deque[tuple[int, Message]]
 
 class UserTurn(msgspec.Struct, frozen=True):
     """The results of the calls just before, in the order of the calls, then the user's own text
-    (None where the client sent results only)."""
+    (None where the client sent results only). `message`, in every turn, is the index in the request
+    of the first message that it is made of."""
 
+    message: int
     results: tuple[str, ...]
     text: str | None
 
 
 class AssistantTurn(msgspec.Struct, frozen=True):
-    message: Message
+    message: int
+    said: Message
 
 
 class ReminderTurn(msgspec.Struct, frozen=True):
+    message: int
     text: str
 
 
 class SystemTurn(msgspec.Struct, frozen=True):
     """A system message in its place."""
 
+    message: int
     text: str
 
 
@@ -71,7 +76,7 @@ def arrange(conversation: Conversation, *, hoist: bool = True) -> tuple[str, lis
 def _next_turns(queue: Queue, *, keep_empty: bool) -> list[Turn]:
     i, message = queue[0]
     if message.role == "user":
-        return [UserTurn((), _take_user_text(queue, keep_empty))]
+        return [UserTurn(i, (), _take_user_text(queue, keep_empty))]
     if message.role == "tool":
         raise BadRequest(
             f"messages[{i}] is a tool result that answers no call; tool messages must follow the "
@@ -80,14 +85,15 @@ def _next_turns(queue: Queue, *, keep_empty: bool) -> list[Turn]:
         )
     queue.popleft()
     if _is_system(message):
-        return [SystemTurn(message.content or "")]
+        return [SystemTurn(i, message.content or "")]
     if message.role == "latest_reminder":
-        return [ReminderTurn(message.content or "")]
+        return [ReminderTurn(i, message.content or "")]
     if not message.tool_calls:
-        return [AssistantTurn(message)]
+        return [AssistantTurn(i, message)]
+    first = queue[0][0] if queue else i
     return [
-        AssistantTurn(message),
-        UserTurn(_take_results(i, message, queue), _take_user_text(queue, keep_empty)),
+        AssistantTurn(i, message),
+        UserTurn(first, _take_results(i, message, queue), _take_user_text(queue, keep_empty)),
     ]
 
 

@@ -202,7 +202,7 @@ class SlowEncoder(PromptEncoder):
         super().__init__(TOKENIZER)
         self.let_go = threading.Event()
 
-    def encode(self, conversation: Conversation):  # type: ignore[no-untyped-def]
+    def encode(self, conversation: Conversation, recall=None):  # type: ignore[no-untyped-def]
         assert self.let_go.wait(10)
         return super().encode(conversation)
 
