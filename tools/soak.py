@@ -6,7 +6,8 @@ The server runs on a small page pool, so that requests wait, share prefixes and 
 are token ids of mixed lengths, many with a common beginning; a quarter of the streams is closed at
 a random token, some are closed by a deadline. In the end every request must have one outcome that
 the server has counted as well, all pages must be free of holders, nothing may run or wait, and
-memory must have stopped growing. Prints a report and returns 1 if a check fails.
+memory must have stopped growing. Prints a report, whose last line has all figures, and returns 1 if
+a check fails.
 """
 
 import argparse
@@ -63,22 +64,33 @@ class Report:
     memory: list[int] = field(default_factory=list)
     num_tokens: int = 0
     exit_code: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def num_streams(self) -> int:
+        return sum(self.outcomes[name] for name in ("complete", "closed", "late", "failed"))
+
+    def memory_bytes(self) -> tuple[float, float]:
+        """In the second quarter of the time and in the last."""
+        half = len(self.memory) // 2
+        if not half:
+            return 0.0, 0.0
+        before = statistics.median(self.memory[half // 2 : half])
+        return before, statistics.median(self.memory[-max(1, half // 2) :])
 
     def mistakes(self) -> Iterator[str]:
-        streams = sum(self.outcomes[name] for name in ("complete", "closed", "late", "failed"))
-        if sum(self.counted.values()) != streams:
-            yield f"{streams} streams began and the server counted {dict(self.counted)}"
+        if not self.outcomes["complete"]:
+            yield "no answer was complete"
+        if sum(self.counted.values()) != self.num_streams:
+            yield f"{self.num_streams} streams began and the server counted {dict(self.counted)}"
         if self.outcomes["failed"]:
             yield f"{self.outcomes['failed']} requests failed: {dict(self.errors.most_common(3))}"
         for name, value in self.gauges.items():
             if value:
                 yield f"{name} is {value:g} when all is done"
-        half = len(self.memory) // 2
-        if half:
-            before = statistics.median(self.memory[half // 2 : half])
-            after = statistics.median(self.memory[-max(1, half // 2) :])
-            if after > GROWTH * before + SLACK_BYTES:
-                yield f"memory grew from {before:,.0f} to {after:,.0f} bytes"
+        before, after = self.memory_bytes()
+        if after > GROWTH * before + SLACK_BYTES:
+            yield f"memory grew from {before:,.0f} to {after:,.0f} bytes"
         if self.exit_code:
             yield f"the server ended with {self.exit_code}"
 
@@ -91,7 +103,21 @@ class Report:
             step = max(1, len(self.memory) // 10)
             sizes = " ".join(f"{size / 2**20:.0f}" for size in self.memory[::step])
             lines.append(f"memory over time, MiB: {sizes}")
-        return "\n".join([*lines, *(f"MISTAKE: {m}" for m in self.mistakes())])
+        return "\n".join([*lines, *(f"MISTAKE: {m}" for m in self.mistakes()), self.verdict()])
+
+    def verdict(self) -> str:
+        """One line with all that was counted."""
+        mistakes, of = list(self.mistakes()), self.outcomes
+        before, after = (size / 2**20 for size in self.memory_bytes())
+        left = ", ".join(f"{value:g} {name}" for name, value in self.gauges.items())
+        return (
+            f"soak {f'FAILED ({len(mistakes)} mistakes)' if mistakes else 'passed'}: "
+            f"{self.num_streams} streams = {of['complete']} complete + {of['closed']} closed + "
+            f"{of['late']} late + {of['failed']} failed, {of['refused']} refused, "
+            f"{self.num_tokens} events; server counted {sum(self.counted.values())}; left {left}; "
+            f"memory {before:.0f} then {after:.0f} MiB; exit code {self.exit_code}; "
+            f"{self.seconds:.0f} s"
+        )
 
 
 @contextmanager
@@ -103,7 +129,10 @@ def server(model: Path, **settings: object) -> Iterator[tuple[str, "subprocess.P
     )
     assert process.stdout is not None
     try:
-        url, _ = json.loads(process.stdout.readline())
+        told = process.stdout.readline()
+        if not told:
+            sys.exit(f"the server did not start (exit code {process.wait()}); it says why above")
+        url, _ = json.loads(told)
         yield url, process
     finally:
         if process.poll() is None:
@@ -181,6 +210,7 @@ async def soak(
     url: str, pid: int, *, seconds: float, clients: int, vocab: int, seed: int
 ) -> Report:
     report = Report()
+    began_s = time.monotonic()
     limits = httpx.Limits(max_connections=clients + 1, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
         until_s = time.monotonic() + seconds
@@ -201,6 +231,7 @@ async def soak(
             if not any(report.gauges.values()) or time.monotonic() > settled_s:
                 break
             await asyncio.sleep(0.2)
+        report.seconds = time.monotonic() - began_s
         report.counted = Counter(
             {
                 match[1]: int(float(match[2]))
