@@ -19,16 +19,29 @@ SCHEMA = "relight.bench.blocks/1"
 Metric = Literal["tpot", "ttft", "e2e", "out_tok_s"]
 METRICS: dict[Metric, bool] = {"tpot": True, "ttft": True, "e2e": True, "out_tok_s": False}
 """Whether lower is better."""
+TAILS = {"ttft p95": ("ttft", "p95"), "ttft p99": ("ttft", "p99"), "icl p99": ("icl", "p99")}
+TAIL_RUNS = 30
+"""Under so many blocks a tail is told and decides nothing."""
 Arm = Literal["A", "B"]
 Measure = Callable[[Arm, int], Result]
 """One run of an arm in the block of that number."""
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """B over A of a percentile, with its interval by bootstrap over blocks."""
+
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+    report_only: bool
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     """What an A/B or A/A run found. `pairs` are (A, B) of each block; `adjusted_p` is by Holm over
     all metrics. `faults` make it invalid: a run that is not valid, answers that changed. `sentinel`
     is the time per token of one small cell on A before the first block and after each; `tells`
-    are signs that a difference is the machine's."""
+    are signs that a difference is the machine's. `complete` is false after a Ctrl-C."""
 
     schema: str
     kind: Literal["ab", "aa"]
@@ -42,6 +55,8 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[str]
     sentinel: list[float] = []
     tells: dict[Metric, str] = {}
+    tails: dict[str, Tail] = {}
+    complete: bool = True
 
 
 def run_blocks(
@@ -53,7 +68,8 @@ def run_blocks(
     floor: Mapping[Metric, float],
     sentinel: Callable[[], Result] | None = None,
 ) -> Blocks:
-    """Two or more blocks in the order AB, BA …; each arm runs once in each."""
+    """Two or more blocks in the order AB, BA …; each arm runs once in each. A run that was stopped
+    ends it, and its block does not count."""
     done: list[tuple[Result, Result]] = []
     order = abba(blocks)
     seen = [sentinel()] if sentinel else []
@@ -61,21 +77,43 @@ def run_blocks(
         told: dict[str, Result] = {}
         for arm in block:
             told[arm] = measure("A" if arm == "A" else "B", number)
+            if not told[arm].complete:
+                break
+        if not all(one.complete for one in told.values()):
+            break
         done.append((told["A"], told["B"]))
         seen += [sentinel()] if sentinel else []
     found = judge(done, order, kind=kind, delta=delta, floor=floor)
     watched = [v for v in (value(result, "tpot") for result in seen) if v is not None]
     return msgspec.structs.replace(
-        found, sentinel=watched, tells=drift_tells(watched, found.verdicts)
+        found,
+        sentinel=watched,
+        tells=drift_tells(watched, found.verdicts),
+        complete=len(done) == blocks,
     )
 
 
 def sentinel_of(scenario: Scenario) -> Scenario:
     """One user with four requests of the first class: small, and the same all the time."""
     one = msgspec.structs.replace(
-        scenario.classes[0], name="sentinel", users=1, rate=0.0, requests=4, start_s=0.0
+        scenario.classes[0],
+        name="sentinel",
+        users=1,
+        rate=0.0,
+        requests=4,
+        start_s=0.0,
+        sessions=None,
+        trace=None,
     )
-    return msgspec.structs.replace(scenario, name="sentinel", classes=[one], warm_up=1)
+    return msgspec.structs.replace(
+        scenario,
+        name="sentinel",
+        classes=[one],
+        warm_up=1,
+        seconds=0.0,
+        until="",
+        cache="cold",
+    )
 
 
 def drift_tells(sentinel: Sequence[float], verdicts: Mapping[Metric, Verdict]) -> dict[Metric, str]:
@@ -125,7 +163,31 @@ def judge(
         else dict(floor),
         delta=delta,
         faults=[fault for a, b in done for fault in _faults(a, b)],
+        tails=tails(done),
     )
+
+
+def tails(done: Sequence[tuple[Result, Result]]) -> dict[str, Tail]:
+    """Only of percentiles that every run has samples for."""
+    found = {}
+    for name, (figure, percentile) in TAILS.items():
+        pairs = [
+            (one, other)
+            for a, b in done
+            if (one := getattr(getattr(a.client, figure), percentile, None))
+            and (other := getattr(getattr(b.client, figure), percentile, None))
+        ]
+        if len(pairs) == len(done) > 1:
+            low, high = stats.bootstrap(pairs)
+            ratio = sum(b for _, b in pairs) / sum(a for a, _ in pairs)
+            found[name] = Tail(
+                ratio=ratio,
+                low=low,
+                high=high,
+                blocks=len(pairs),
+                report_only=len(pairs) < TAIL_RUNS,
+            )
+    return found
 
 
 def _faults(a: Result, b: Result) -> list[str]:

@@ -48,7 +48,8 @@ class Client:
         self._total_s = total_s
         self._needs_done = needs_done
         self._open: set[Connection] = set()
-        self._stopped = asyncio.Event()
+        self._stopped = False
+        self._quiet = asyncio.Event()
 
     def now(self) -> float:
         return time.perf_counter() - self.started
@@ -66,9 +67,14 @@ class Client:
 
     def cancel(self) -> None:
         """Ends every open request as cancelled; no other is begun."""
-        self._stopped.set()
+        self._stopped = True
+        self.hush()
         for connection in tuple(self._open):
             connection.cancel()
+
+    def hush(self) -> None:
+        """No other request is begun; open ones go on to their end."""
+        self._quiet.set()
 
     def body(self, prompt: Prompt) -> bytes:
         fields: dict[str, Any] = {
@@ -112,13 +118,13 @@ class Client:
         )
 
     async def until(self, moment: float) -> bool:
-        """Waits for a moment; False, at once, when the run was stopped."""
-        if not self._stopped.is_set() and (wait := moment - self.now()) > 0:
+        """Waits for a moment; False, at once, when no more is to be begun."""
+        if not self._quiet.is_set() and (wait := moment - self.now()) > 0:
             # Running out of time is the normal way out.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await self._stopped.wait()
-        return not self._stopped.is_set()
+                    await self._quiet.wait()
+        return not self._quiet.is_set()
 
     async def _exchange(
         self, connection: Connection, prompt: Prompt, body: bytes, sched: float
@@ -127,7 +133,7 @@ class Client:
         self._open.add(connection)
         sent = connection.send(http.head(self.to, "POST", PATH, len(body)), body, stream)
         try:
-            if self._stopped.is_set():
+            if self._stopped:
                 connection.cancel()
             await connection.finished(self._silence_s, self._total_s)
         finally:

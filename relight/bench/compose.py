@@ -139,7 +139,7 @@ def _workload(m: Measured) -> Workload:
         nonce=m.nonce,
         prompts_hash=prompts_hash(m.prompts),
         classes=[figures.class_facts(m.records, one) for one in m.scenario.classes],
-        planned=None if m.scenario.seconds else len(m.prompts),
+        planned=None if m.scenario.seconds or m.scenario.until else len(m.prompts),
         turns=figures.turns(m.records),
         trace_best_hits=m.trace_best_hits,
     )

@@ -26,6 +26,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     tpot: float | None = None
     needles: tuple[int, int] | None = None
     gone: bool = False  # the server answers no more: nothing after this tells anything
+    stopped: bool = False
 
     @property
     def prefill_tok_s(self) -> float | None:
@@ -38,6 +39,7 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     rungs: list[Rung]
     cliff: tuple[int, int] | None
     implausible: list[int]
+    complete: bool = True
 
 
 def rung_scenario(
@@ -50,7 +52,7 @@ def rung_scenario(
         requests=repeat,
         input_tokens=length,
         output_tokens=output,
-        needle=needle,
+        needle=needle or [],
     )
     limits = msgspec.structs.replace(base.limits, tuned_context=True)
     return msgspec.structs.replace(base, classes=[one], warm_up=1, limits=limits)
@@ -62,13 +64,15 @@ def climb(lengths: Sequence[int], measure: Callable[[int], Result], *, bisect: b
     good, bad = 0, 0
     for length in sorted(set(lengths)):
         rungs[length] = _rung(length, measure)
+        if rungs[length].stopped:
+            break
         if not rungs[length].ok:
             bad = length
             break
         good = length
     for _ in range(BISECTIONS if bisect and good and bad else 0):
         middle_length = (good + bad) // 2
-        if middle_length in (good, bad) or any(rung.gone for rung in rungs.values()):
+        if middle_length in (good, bad) or any(r.gone or r.stopped for r in rungs.values()):
             break
         rungs[middle_length] = _rung(middle_length, measure)
         if rungs[middle_length].ok:
@@ -81,6 +85,7 @@ def climb(lengths: Sequence[int], measure: Callable[[int], Result], *, bisect: b
         rungs=ordered,
         cliff=(good, bad) if bad else None,
         implausible=implausible(points),
+        complete=not any(rung.stopped for rung in ordered),
     )
 
 
@@ -96,6 +101,7 @@ def _rung(length: int, measure: Callable[[int], Result]) -> Rung:
     return Rung(
         asked=length,
         ok=validity.status == "valid",
+        stopped=not told.complete,
         reasons=validity.reasons or ([] if told.complete else ["the run was stopped"]),
         actual=told.workload.classes[0].input_mean,
         ttft=middle(told.client.ttft),

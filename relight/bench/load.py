@@ -44,7 +44,8 @@ class Share(msgspec.Struct, frozen=True):
 
     classes: list[Class]
     prompts: list[Prompt]
-    seconds: float
+    seconds: float = 0.0
+    until: str = ""
 
 
 def split(scenario: Scenario, prompts: Sequence[Prompt], clients: int) -> list[Share]:
@@ -60,7 +61,7 @@ def split(scenario: Scenario, prompts: Sequence[Prompt], clients: int) -> list[S
         for number, conversation in enumerate(conversations(prompts, one)):
             dealt[number % hands] += conversation
     return [
-        Share(classes, own, scenario.seconds)
+        Share(classes, own, scenario.seconds, scenario.until)
         for classes, own in zip(users, dealt, strict=True)
         if own
     ]
@@ -75,23 +76,35 @@ def conversations(prompts: Sequence[Prompt], one: Class) -> list[list[Prompt]]:
 
 
 async def send(client: Client, share: Share, begin: float, seen: Seen) -> tuple[list[Record], Lag]:
-    """All requests of the share, ended one way or another, in the order of their ends."""
+    """All requests of the share, ended one way or another, in the order of their ends; none is
+    begun after its seconds, or after the last of the class that it goes on until."""
     records: list[Record] = []
+    awaited = sum(prompt.kind == share.until for prompt in share.prompts)
 
     def keep(record: Record) -> None:
+        nonlocal awaited
         records.append(record)
         seen(record)
+        if record.kind == share.until:
+            awaited -= 1
+            if awaited == 0:
+                client.hush()
 
     lag = Lag()
     watcher = asyncio.create_task(lag.watch())
-    last = begin + share.seconds if share.seconds else None
+    bell = None
+    if share.seconds:
+        late = begin + share.seconds - client.now()
+        bell = asyncio.get_running_loop().call_later(late, client.hush)
     try:
         async with asyncio.TaskGroup() as group:
             for one in share.classes:
                 talks = conversations(share.prompts, one)
-                for user in _users(client, one, talks, begin, last, keep):
+                for user in _users(client, one, talks, begin, keep):
                     group.create_task(user)
     finally:
+        if bell is not None:
+            bell.cancel()
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
     return records, lag
@@ -102,13 +115,12 @@ def _users(
     one: Class,
     talks: Sequence[list[Prompt]],
     begin: float,
-    last: float | None,
     keep: Seen,
 ) -> Iterator[Coroutine[Any, Any, None]]:
     if one.users:
         queue = iter(talks)
         for _ in range(one.users):
-            yield _closed(client, one, queue, begin + one.start_s, last, keep)
+            yield _closed(client, one, queue, begin + one.start_s, keep)
     else:
         for (prompt,) in talks:
             assert prompt.due is not None
@@ -120,7 +132,6 @@ async def _closed(
     one: Class,
     queue: Iterator[list[Prompt]],
     start: float,
-    last: float | None,
     keep: Seen,
 ) -> None:
     """One user: asks, waits for the end, thinks, asks again. A server that refuses at once would be
@@ -131,8 +142,6 @@ async def _closed(
         prompt: Prompt | None = None
         text = ""
         for turn in turns:
-            if last is not None and client.now() >= last:
-                return
             prompt = turn if prompt is None else after(prompt, text, turn)
             if not await client.until(client.now() + prompt.delay_s):
                 return

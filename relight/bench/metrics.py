@@ -174,10 +174,11 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Series:
-    """Lines that are no samples are passed over: what else an exporter writes is its own affair."""
+    """Lines that are no samples are passed over: what else an exporter writes is its own affair.
+    So are buckets, most of a page: sums and counts say more than bounds that others chose."""
     series: Series = {}
     for line in text.splitlines():
-        if line.startswith("#") or not (match := _LINE.match(line)):
+        if line.startswith("#") or "_bucket{" in line or not (match := _LINE.match(line)):
             continue
         try:
             value = float(match[3])

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from relight.bench.machine import PROC, kilobytes
@@ -52,10 +53,13 @@ def _pids() -> list[int]:
 
 
 def _open_files(pid: int) -> set[str]:
-    try:
-        return {os.readlink(path) for path in (PROC / str(pid) / "fd").iterdir()}
-    except OSError:
-        return set()
+    found = set()
+    with suppress(OSError):
+        for path in (PROC / str(pid) / "fd").iterdir():
+            # A file may be closed meanwhile; the listing's own one is.
+            with suppress(OSError):
+                found.add(os.readlink(path))
+    return found
 
 
 def argv(pid: int) -> list[str]:

@@ -127,10 +127,13 @@ class Writer:
         return f"{mark}\n{needle.insert(text, hidden) if hidden else text}{task}"
 
     def _hidden(self, one: Class, number: int) -> Needle | None:
-        if one.needle is None:
+        kinds = [one.needle] if isinstance(one.needle, str) else one.needle
+        if not kinds:
             return None
-        depth = one.depths[number % len(one.depths)] if one.depths else None
-        return needle.hide(one.needle, depth, self.random)
+        # So many requests in a row as there are pairs of kind and depth have each pair once.
+        turn = number // len(kinds) % max(len(one.depths), 1)
+        depth = one.depths[turn] if one.depths else None
+        return needle.hide(kinds[number % len(kinds)], depth, self.random)
 
 
 def _key(corpus: Mix) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from relight.base.errors import Unavailable
+from relight.base.errors import BadSetting, Unavailable
 from relight.bench import conversation, load, machine, prompts, server, trace
 from relight.bench.about import about
 from relight.bench.client import Client
@@ -63,6 +63,12 @@ class Run:
         self._scenario = scenario
         self._wanted = model
         self._nonce = nonce or secrets.token_hex(8)
+        if clients > 1 and scenario.until:
+            raise BadSetting(
+                f"clients is {clients} and until {scenario.until!r}: processes do not know when "
+                "another's last request ended; wanted one client",
+                param="clients",
+            )
         self._clients = clients
         self._place = place
         self._settings: dict[str, Any] = {
@@ -100,6 +106,8 @@ class Run:
             self._client, writer, self._scenario.classes, before.max_model_len
         )
         made = self._prompts(writer, scales)
+        if self._stopped:
+            raise Unavailable("the run was stopped before anything was measured")
         warmed = await self._warm_up(writer, scales, made)
         told = await about(self._to)
         has_devices = told.pid is not None

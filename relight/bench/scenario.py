@@ -54,9 +54,10 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     which `requests` counts all turns.
 
     `text` is a fixed question instead of filler, whose length nobody judges. `corpus` is that of
-    this class alone: a slice. `needle` hides something to be found, at `depths` in turn (0 is the
-    beginning, 1 the end) or anywhere. `ignore_eos` false is for a server that refuses that field: a
-    `fixed` length is then hoped for, and an answer without it still refused."""
+    this class alone: a slice. `needle` hides something to be found, of several kinds in turn, at
+    `depths` in turn (0 is the beginning, 1 the end) or anywhere. `ignore_eos` false is for a
+    server that refuses that field: a `fixed` length is then hoped for, and an answer without it
+    still refused."""
 
     name: str
     requests: int
@@ -73,7 +74,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     corpus: Mix = ""
     fixed: bool = True
     ignore_eos: bool = True
-    needle: NeedleKind | None = None
+    needle: NeedleKind | list[NeedleKind] = []
     depths: list[float] = []
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
@@ -119,7 +120,8 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`cells` are measured one after another, each a change such as `users=8`. With `seconds`,
-    closed users begin no request after so long, and `requests` are only the most there can be.
+    closed users begin no request after so long, and `requests` are only the most there can be;
+    with `until`, after the last request of that class.
     `cache` shared: hits are neither forbidden nor demanded but told."""
 
     name: str
@@ -130,6 +132,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cache: CacheMode = "cold"
     warm_up: int = 4
     seconds: float = 0.0
+    until: str = ""
     cells: list[str] = []
     body: dict[str, Any] = {}
     limits: Limits = Limits()
@@ -174,6 +177,8 @@ def check(scenario: Scenario) -> Scenario:
     names = [one.name for one in scenario.classes]
     if not names or len(set(names)) < len(names):
         _refuse(scenario, f"classes are {names}; wanted one or more, each with its own name")
+    if scenario.until and scenario.until not in names:
+        _refuse(scenario, f"until is {scenario.until!r}; wanted one of the classes {names}")
     if "limits" in names:
         _refuse(scenario, "a class is named limits; that name is taken")
     for one in scenario.classes:

@@ -284,8 +284,8 @@ class NeedleCell(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     class_name: str
-    length: float | None
-    depth: float | None
+    length: float
+    depth: float
     asked: int
     score: float
 

@@ -45,6 +45,7 @@ class Watch:
         self._before: Series = {}
         self._resets: set[str] = set()
         self._energy: float | None = None
+        self._pids: list[int] = []
         self.dialect: Dialect | None = None
         self.peaks: dict[str, float] = {}
         self.capacities: dict[str, float | None] = {}
@@ -67,13 +68,30 @@ class Watch:
             looks = has_devices and len(self.points) % DEVICE_EVERY == 0
             devices = await asyncio.to_thread(machine.devices) if looks else []
             series = await self._read() if self.dialect else {}
-            self.points.append(self._point(series, devices))
+            # Files of the kernel are read in a thread: the loop's own lateness is being measured.
+            own = await asyncio.to_thread(self._processes, len(self.points) % DEVICE_EVERY == 0)
+            self.points.append(self._point(series, devices, own))
             if self.dialect is not None:
                 self._resets.update(metrics.delta(last, series, self.dialect).resets)
             last = series
             await asyncio.sleep(POLL_S)
 
-    def _point(self, series: Series, devices: list[Device]) -> Point:
+    def _processes(self, look: bool) -> dict[str, int | None]:
+        """Memory of the server's processes; `look` finds out anew which these are."""
+        if self._pid is None:
+            return {}
+        if look or not self._pids:
+            self._pids = process.family(self._pid)
+        resident = [size for pid in self._pids if (size := process.resident(pid)) is not None]
+        swapped = [size for pid in self._pids if (size := process.swapped(pid)) is not None]
+        return {
+            "resident": sum(resident) if resident else None,
+            "swapped": sum(swapped) if swapped else None,
+            "zombies": sum(map(process.is_zombie, self._pids)),
+            "mem_available": machine.memory("MemAvailable"),
+        }
+
+    def _point(self, series: Series, devices: list[Device], own: dict[str, int | None]) -> Point:
         gauges: dict[str, float] = {}
         counters: dict[str, float] = {}
         groups: dict[str, float] = {}
@@ -86,19 +104,13 @@ class Watch:
             for name, (capacity, share) in metrics.shares(series, self.dialect).items():
                 groups[name] = share
                 self.capacities[name] = capacity
-        pids = process.family(self._pid) if self._pid is not None else []
-        resident = [size for pid in pids if (size := process.resident(pid)) is not None]
-        swapped = [size for pid in pids if (size := process.swapped(pid)) is not None]
         return Point(
             t=round(time.perf_counter() - self._started, 3),
             gauges=gauges,
             counters=counters,
             groups=groups,
-            resident=sum(resident) if resident else None,
-            swapped=sum(swapped) if swapped else None,
-            zombies=sum(map(process.is_zombie, pids)) if pids else None,
-            mem_available=machine.memory("MemAvailable") if pids else None,
             devices=devices,
+            **own,
         )
 
     async def end(self, out_tokens: int) -> Delta | None:

@@ -5,14 +5,28 @@ not be run at all.
 """
 
 import asyncio
+import secrets
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from relight.base.errors import BadSetting
-from relight.cli import bench_blocks, show
+from relight.cli import bench_blocks, bench_loads, show
 from relight.cli.bench_exits import EXITS, judged
+from relight.cli.bench_options import (
+    CLIENTS,
+    KEY,
+    MODEL,
+    OUT,
+    READY,
+    RESULTS,
+    SCENARIO,
+    START,
+    URL,
+)
 
 app = typer.Typer(
     name="bench",
@@ -21,25 +35,35 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (bench_blocks.ab, bench_blocks.aa, bench_blocks.ladder):
+for command in (
+    bench_blocks.ab,
+    bench_blocks.aa,
+    bench_loads.ladder,
+    bench_loads.mixed,
+    bench_loads.soak,
+    bench_loads.trace,
+    bench_loads.agent,
+    bench_loads.needle,
+):
     app.command()(command)
 
 
 @app.command()
 @judged
 def run(
-    scenario: Annotated[str, typer.Argument(help="A YAML file or a shipped name, such as chat.")],
-    url: Annotated[str, typer.Option(help="The server, as http://host:port.")],
-    model: Annotated[str, typer.Option(help="Needed only when it has several models.")] = "",
+    scenario: SCENARIO,
+    url: URL,
+    model: MODEL = "",
     cell: Annotated[
-        str, typer.Option(help="Change fields of classes: users=4,long.input_tokens=4096.")
-    ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for the result's two files.")] = Path(
-        "bench-results"
-    ),
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the server's key; never stored.")
+        list[str] | None,
+        typer.Option(help="Change fields: users=4,limits.done=false. Several: one after another."),
     ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Measure each cell so often.")] = 1,
+    clients: CLIENTS = 1,
+    start: START = "",
+    ready: READY = 600.0,
+    out: OUT = RESULTS,
+    api_key_file: KEY = None,
     nonce: Annotated[
         str, typer.Option(help="Make the same prompts again; else new ones each time.")
     ] = "",
@@ -49,16 +73,37 @@ def run(
     Example: `relight bench run chat --url http://127.0.0.1:8000 --cell users=2,requests=16`
     """
     from relight.bench import scenario as scenarios
+    from relight.bench.schema import Place
     from relight.cli.bench_session import Bench
-    from relight.cli.bench_view import print_result
+    from relight.cli.bench_view import print_cells, print_result
 
-    wanted = scenarios.changed(scenarios.load(scenario), cell)
+    wanted = scenarios.load(scenario)
+    # One cell of the command line changes those of the scenario; several take their place.
+    common = cell[0] if cell and len(cell) == 1 else ""
+    cells = cell if cell and len(cell) > 1 else wanted.cells or [""]
+    base = msgspec.structs.replace(scenarios.changed(wanted, common), cells=[])
+    made = [scenarios.changed(base, one) for one in cells]
+    session = secrets.token_hex(8)
+    results = []
     with Bench(out, api_key_file) as bench:
-        told = bench.measure(url, wanted, model=model, nonce=nonce)
-    print_result(told)
-    show.line(f"Written to {out / told.run_id}.json")
-    assert told.validity is not None
-    raise typer.Exit(EXITS[told.validity.status])
+        bench.hosts({"": start}, {"": url}, ready_s=ready, model=model, limits=base.limits).have("")
+        for number, (name, one) in product(range(repeat), list(zip(cells, made, strict=True))):
+            place = Place(session=session, cell=name, repeat=number)
+            label = f"{name}: " if name else ""
+            told = bench.measure(
+                url, one, model=model, nonce=nonce, label=label, clients=clients, place=place
+            )
+            results.append(told)
+            if not told.complete:
+                break
+    if len(results) == 1:
+        print_result(results[0])
+    else:
+        print_cells(results)
+    for told in results:
+        show.line(f"Written to {out / told.run_id}.json")
+    codes = [EXITS[told.validity.status] for told in results if told.validity is not None]
+    raise typer.Exit(EXITS["invalid"] if EXITS["invalid"] in codes else max(codes))
 
 
 @app.command()

@@ -8,7 +8,6 @@ from rich.text import Text
 
 from relight.bench.arms import Blocks
 from relight.bench.figures import middle
-from relight.bench.ladder import Ladder
 from relight.bench.result import Result
 from relight.bench.run import Progress
 from relight.bench.schema import Validity
@@ -64,15 +63,17 @@ def print_result(result: Result) -> None:
                 (
                     one.name,
                     f"{one.ok} of {one.sent}",
-                    _number(one.input_mean, 0),
-                    _number(middle(one.ttft)),
-                    _number(middle(one.tpot)),
-                    _number(one.stall_max),
+                    number(one.input_mean, 0),
+                    number(middle(one.ttft)),
+                    number(middle(one.tpot)),
+                    number(one.stall_max),
                 )
                 for one in result.workload.classes
             ],
             numbers=("ok", "tokens in", "TTFT mean", "TPOT mean", "longest gap"),
         )
+    if result.workload.turns:
+        print_turns(result)
     if result.validity is not None:
         print_validity(result.validity)
 
@@ -81,33 +82,87 @@ def _row(name: str, told: Summary | None) -> Sequence[str]:
     if told is None:
         return (name, *["–"] * 7)
     values = (told.mean, told.p50, told.p90, told.p95, told.p99, told.max)
-    return (name, str(told.n), *(_number(value) for value in values))
+    return (name, str(told.n), *(number(value) for value in values))
 
 
-def _number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def _figures(result: Result) -> Iterator[tuple[str, str]]:
     rate, engine = result.throughput, result.engine
     yield "requests answered", f"{result.counts.ok} of {result.counts.sent}"
-    yield "output tokens a second", _number(rate.out_tok_s, 1)
-    yield "… without ramp and drain", _number(rate.out_tok_s_steady, 1)
-    yield "… of one user while decoding", _number(rate.per_user, 1)
-    yield "… of one request, prompt included", _number(rate.per_request, 1)
-    yield "input tokens a second", _number(rate.in_tok_s, 1)
-    yield "requests within their objectives", _number(rate.slo_attainment, 3)
-    yield "Little's closure", _number(rate.little_closure, 3)
-    yield "slots implied", _number(rate.implied_running, 2)
-    yield "cache hits, share of prompt", _number(result.cache.hit_fraction, 4)
+    yield "output tokens a second", number(rate.out_tok_s, 1)
+    yield "… without ramp and drain", number(rate.out_tok_s_steady, 1)
+    yield "… of one user while decoding", number(rate.per_user, 1)
+    yield "… of one request, prompt included", number(rate.per_request, 1)
+    yield "input tokens a second", number(rate.in_tok_s, 1)
+    yield "requests within their objectives", number(rate.slo_attainment, 3)
+    yield "Little's closure", number(rate.little_closure, 3)
+    yield "slots implied", number(rate.implied_running, 2)
+    yield "cache hits, share of prompt", number(result.cache.hit_fraction, 4)
     if engine is not None:
-        yield "engine TTFT, mean s", _number(engine.ttft)
-        yield "engine queue, mean s", _number(engine.queue)
+        yield "engine TTFT, mean s", number(engine.ttft)
+        yield "engine queue, mean s", number(engine.queue)
     if (spec := result.spec) is not None:
-        yield "tokens a verification", _number(spec.al_pooled, 3)
+        yield "tokens a verification", number(spec.al_pooled, 3)
+        yield "… mean over requests", number(spec.al_mean_req, 3)
         yield "… on text that is", "synthetic, not for decisions" if spec.synthetic else "real"
+        yield "accepted by position", " ".join(f"{at:.2f}" for at in spec.per_pos_uncond) or "–"
+        for one in spec.slices if len(spec.slices) > 1 else ():
+            yield f"tokens a verification, {one.corpus}", number(one.al_pooled, 3)
+    for group in result.cache.groups:
+        yield f"memory in use at most, {group.name}", number(group.peak_share, 3)
+    if result.workload.trace_best_hits is not None:
+        yield "… hits of a cache without bounds", number(result.workload.trace_best_hits, 4)
+    if result.quality.needle_score is not None:
+        yield "found of what was hidden", number(result.quality.needle_score, 3)
+    if (own := result.resources) is not None:
+        yield "server's memory at most, MB", number((own.resident_max or 0) / 1e6, 0)
+        if own.j_per_token is not None:
+            yield "joules a token", number(own.j_per_token, 2)
     yield "answers that repeat themselves", str(result.quality.looping)
-    yield "own share of one core", _number(result.itself.cpu_share, 3)
+    yield "own share of one core", " ".join(f"{share:.3f}" for share in result.itself.cpu_shares)
+    for name in result.server.overrides:
+        yield "variable like a test switch", name
+
+
+def print_cells(results: Sequence[Result]) -> None:
+    """A line for each of several runs."""
+    columns = ("cell", "run", "verdict", "tok/s", "TTFT s", "TPOT s", "closure", "slots", "hits")
+    rows = [
+        (
+            told.protocol.place.cell if told.protocol.place else "",
+            told.run_id,
+            told.validity.status if told.validity else "",
+            number(told.throughput.out_tok_s, 1),
+            number(middle(told.client.ttft), 3),
+            number(middle(told.client.tpot)),
+            number(told.throughput.little_closure, 3),
+            number(told.throughput.implied_running, 2),
+            number(told.cache.hit_fraction, 3),
+        )
+        for told in results
+    ]
+    show.table("Cells", columns, rows, numbers=columns[3:])
+    for told in results:
+        for reason in told.validity.reasons if told.validity else ():
+            show.line(f"  {told.run_id}: {reason}")
+
+
+def print_turns(result: Result) -> None:
+    columns = ("turn", "n", "tokens in", "of them cached", "TTFT mean")
+    rows = [
+        (
+            str(one.turn + 1),
+            str(one.n),
+            number(one.input_mean, 0),
+            number(one.hit_share, 3),
+            number(middle(one.ttft)),
+        )
+        for one in result.workload.turns
+    ]
+    show.table("Turns", columns, rows, numbers=columns[1:])
 
 
 def print_validity(validity: Validity) -> None:
@@ -123,7 +178,7 @@ def print_comparison(a: Result, b: Result) -> None:
     rows = []
     for name, old, new in _pairs(a, b):
         ratio = f"{new / old:.3f}" if old and new is not None else "–"
-        rows.append((name, _number(old), _number(new), ratio))
+        rows.append((name, number(old), number(new), ratio))
     columns = ("figure", a.run_id, b.run_id, "ratio")
     show.table("Comparison", columns, rows, numbers=columns[1:])
     show.line("One run each tells no difference from noise.")
@@ -153,31 +208,10 @@ def print_blocks(blocks: Blocks) -> None:
     arms = "B over A" if blocks.kind == "ab" else "A over A"
     show.table(f"{arms}, {len(blocks.runs)} blocks", columns, rows, numbers=columns[2:])
     show.line("needed: blocks that would likely decide; floor: the difference of equal arms")
+    for name, tail in blocks.tails.items():
+        only = ", told and not decided upon" if tail.report_only else ""
+        show.line(f"  {name}: {tail.ratio:.3f}, {tail.low:.3f} to {tail.high:.3f}{only}")
     for metric, tell in blocks.tells.items():
         show.line(f"  {metric}: {tell}")
     for fault in blocks.faults:
         show.line(f"  {fault}")
-
-
-def print_ladder(ladder: Ladder) -> None:
-    columns = ("asked", "tokens", "TTFT s", "prefill tok/s", "TPOT s", "needles", "went")
-    rows = [
-        (
-            f"{rung.asked:,}",
-            _number(rung.actual, 0),
-            _number(rung.ttft, 3),
-            _number(rung.prefill_tok_s, 1),
-            _number(rung.tpot),
-            "–" if rung.needles is None else f"{rung.needles[0]} of {rung.needles[1]}",
-            "yes" if rung.ok else "no",
-        )
-        for rung in ladder.rungs
-    ]
-    show.table("Ladder", columns, rows, numbers=columns[:-1])
-    for rung in ladder.rungs:
-        for reason in rung.reasons:
-            show.line(f"  {rung.asked:,}: {reason}")
-    if ladder.cliff:
-        show.line(f"The limit is between {ladder.cliff[0]:,} and {ladder.cliff[1]:,} tokens.")
-    for length in ladder.implausible:
-        show.line(f"{length:,} tokens cost more than longer prompts do: measure it again.")

@@ -2,7 +2,7 @@
 
 import re
 
-from relight.bench.selftest import loads, servers, streams
+from relight.bench.selftest import kinds, loads, servers, streams
 from relight.bench.selftest.harness import Case
 
 
@@ -11,4 +11,4 @@ def _order(case: Case) -> tuple[int, str]:
     return (int(number[1]) if number else 0, case.id)
 
 
-CASES = tuple(sorted((*streams.CASES, *servers.CASES, *loads.CASES), key=_order))
+CASES = tuple(sorted((*streams.CASES, *servers.CASES, *loads.CASES, *kinds.CASES), key=_order))

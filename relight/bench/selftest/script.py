@@ -35,6 +35,7 @@ class Reply:
     cached: int | None = None  # overrides the prefix cache
     text: str = ""  # the whole answer, given with the first chunk; else made-up words
     comment_s: float = 0.0  # keep-alive comments this often
+    histogram: tuple[int, ...] = ()  # verifications that accepted 0, 1, 2 … drafts, told beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,9 @@ class Script:
     restart_before: int | None = None  # the request before which all counters go back to 0
     spec_depth: int = 0
     spec_accept: tuple[float, ...] = ()
+    spec_drafted: tuple[float, ...] = ()  # share of verifications that drafted so far
+    settings: dict[str, Any] = field(default_factory=dict)  # what /server_info tells
+    garbage: bool = False  # metrics and settings are no such thing
 
 
 @dataclass(slots=True)

@@ -108,6 +108,8 @@ class ScriptedServer:
     def metrics(self) -> bytes:
         if self.script.dialect == "none":
             return b""
+        if self.script.garbage:
+            return b"\xff\x00vllm:{{{ \nvllm:prompt_tokens_total nan-ish\nvllm:x{a=} 1e\n" * 50
         prefix = "vllm:" if self.script.dialect == "vllm" else "sglang:"
         label = '{model_name="scripted",engine="0"}'
         lines = [f"{prefix}{name}{label} {value}" for name, value in self.numbers.items()]
@@ -121,6 +123,11 @@ class ScriptedServer:
             place = label[:-1] + f',position="{position}"}}'
             name = "spec_decode_num_accepted_tokens_per_pos_total"
             lines.append(f"{prefix}{name}{place} {accepted}")
+        for position, share in enumerate(self.script.spec_drafted):
+            place = label[:-1] + f',position="{position}"}}'
+            drafts = self.numbers["spec_decode_num_drafts_total"]
+            name = "spec_decode_num_draft_tokens_per_pos_total"
+            lines.append(f"{prefix}{name}{place} {drafts * share}")
         if self.script.tells_start:
             lines.append(f"process_start_time_seconds {self._begun}")
         return ("# HELP scripted\n" + "\n".join(lines) + "\n").encode()
@@ -195,6 +202,8 @@ class _Connection(asyncio.Protocol):
             self.whole(200, self.server.models())
         elif self._url == b"/metrics":
             self.whole(200, self.server.metrics())
+        elif self._url.startswith(b"/server_info") and self.server.script.settings:
+            self.whole(200, msgspec.json.encode(self.server.script.settings))
         elif self._url == b"/health":
             self.whole(200, b"{}")
         elif self._url == b"/v1/chat/completions":
@@ -322,7 +331,11 @@ class _Answer:
             to.events(_event({}, finish=reply.finish))
         if reply.ending != "no_usage":
             usage = self._usage(self._sent + reply.usage_lie)
-            to.events(b"data: " + msgspec.json.encode({"choices": [], "usage": usage}) + b"\n\n")
+            last: dict[str, Any] = {"choices": [], "usage": usage}
+            if reply.histogram:
+                told = {"acceptance_histogram": reply.histogram}
+                last["metrics"] = {"speculative_decoding": told}
+            to.events(b"data: " + msgspec.json.encode(last) + b"\n\n")
         self._server.count(self._served, self._cached, self._sent)
         if reply.ending != "no_done":
             to.events(b"data: [DONE]\n\n")
