@@ -53,6 +53,9 @@ LAST_WORDS_S = 0.2
 """How long messages may still be on their way when the process that sent them has ended."""
 
 
+TMPDIR = "free space there, or set the variable TMPDIR to another folder with a short path"
+
+
 class EngineClient(Protocol):
     """One engine, in this process, in another, or scripted by a test."""
 
@@ -216,9 +219,14 @@ class ProcessClient(_Switchboard):
         return "busy" if self._open else "idle"
 
     async def start(self) -> None:
-        """Starts the process; `ready` waits until it can answer."""
-        # Only this user can enter a folder from mkdtemp, so nobody else reaches the socket.
-        self._folder = Path(tempfile.mkdtemp(prefix="relight-"))
+        """Starts the process; `ready` waits until it can answer. Raises `BadSetting` if there can
+        be no socket to talk to it."""
+        try:
+            # Only this user can enter a folder from mkdtemp, so nobody else reaches the socket.
+            self._folder = Path(tempfile.mkdtemp(prefix="relight-"))
+        except OSError as error:
+            reason = f"no folder for the engine's socket can be made: {error.strerror}"
+            raise BadSetting(f"{reason}; {TMPDIR}") from error
         address = f"ipc://{self._folder}/engine"
         self._context = zmq.asyncio.Context()
         try:
@@ -230,10 +238,8 @@ class ProcessClient(_Switchboard):
             )
         except zmq.ZMQError as error:
             self._leave_nothing()
-            raise BadSetting(
-                f"no socket can be made at {address}: {error.strerror}; set the variable TMPDIR to "
-                "a folder with a short path"
-            ) from error
+            reason = f"no socket can be made at {address}: {error.strerror}"
+            raise BadSetting(f"{reason}; {TMPDIR}") from error
         except BaseException:  # Ctrl-C, too
             self._leave_nothing()
             raise

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 from relight.base.errors import (
     BadSetting,
@@ -389,6 +391,36 @@ def test_a_start_that_is_cancelled_or_fails_leaves_no_folder(tmp_path, monkeypat
         deep.rmdir()
 
     asyncio.run(run())
+    assert not list(tmp_path.iterdir())
+
+
+def full_disk(*args, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_bind(self, address):
+    raise zmq.ZMQError(errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    ("where", "breaks"),
+    [("tempfile.mkdtemp", full_disk), ("zmq.asyncio.Socket.bind", no_bind)],
+    ids=["folder", "socket"],
+)
+def test_a_full_disk_under_the_socket_is_one_line_and_leaves_nothing(
+    tmp_path, monkeypatch, where, breaks
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(where, breaks)
+
+    async def run():
+        with pytest.raises(BadSetting) as info:
+            await ProcessClient(Settings(model="sound"), command=(sys.executable, FAKE)).start()
+        return info.value.message
+
+    message = asyncio.run(run())
+    assert "No space left on device; free space there, or set the variable TMPDIR" in message
+    assert "\n" not in message
     assert not list(tmp_path.iterdir())
 
 
