@@ -121,9 +121,9 @@ class Memory:
 
     def explain(self, salt: str, prompt: Prompt) -> Break | None:
         """Where a prompt leaves the one that it goes on from, as far as that is remembered."""
-        for body in prompt.bodies:
+        for body in reversed(prompt.bodies):  # the last beginning that is known is the longest
             if body.recalled:
-                continue
+                break
             with self._lock:
                 made = self._answers.get((salt, body.before))
             if made:
@@ -181,8 +181,9 @@ def _num_shared(one: Iterable[int], other: Iterable[int]) -> int:
 
 
 def _difference(made: Fingerprint, sent: Fingerprint) -> str:
+    parts = []
     for part in ("reasoning", "content", "calls"):
         was, now = getattr(made, part), getattr(sent, part)
         if was != now:
-            return f"its {part} {'came back changed' if now else 'did not come back'}"
-    return "it was made otherwise"
+            parts.append(f"its {part} {'came back changed' if now else 'did not come back'}")
+    return ", ".join(parts)

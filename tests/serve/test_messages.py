@@ -216,6 +216,16 @@ def test_thinking_is_switched_as_in_a_chat(thinking: Any, chat: bool) -> None:
     assert prompt == prompt_of("/v1/chat/completions", same)
 
 
+def test_a_block_for_the_billing_of_a_provider_is_not_read() -> None:
+    def prompt(number: int) -> tuple[int, ...]:
+        text = f"x-anthropic-billing-header: cc_version=2.1.{number}; cch=00000;"
+        system = [{"type": "text", "text": text}, {"type": "text", "text": "Be terse."}]
+        return prompt_of("/v1/messages", {"messages": HELLO, "system": system})
+
+    plain = prompt_of("/v1/messages", {"messages": HELLO, "system": "Be terse."})
+    assert prompt(1) == prompt(2) == plain
+
+
 def test_sampling_fields_reach_the_engine() -> None:
     one = answering("x" + EOS)
     fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "cache_salt": "s"}

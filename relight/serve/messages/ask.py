@@ -32,6 +32,10 @@ REFUSED = {
 }
 """Fields of the protocol that are not built."""
 
+BILLING = "x-anthropic-billing-header:"
+"""Begins a block of the system text that an agent addresses to its provider. It is another one in
+every request: a model that read it would find nothing in its cache."""
+
 _WORDS = (
     (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
     (r"(tools\[\d+\])\.function\.", r"\1."),
@@ -71,8 +75,11 @@ def chat_call(call: PromptCall) -> tuple[ChatCall, Names]:
 
 
 def _system(call: PromptCall) -> Iterator[Placed]:
-    if call.system:
-        yield "system", ChatMessage(role="system", content=_texts(call.system, "system"))
+    content = _texts(call.system or "", "system")
+    if isinstance(content, list):
+        content = [text for text in content if not str(text).startswith(BILLING)]
+    if content:
+        yield "system", ChatMessage(role="system", content=content)
 
 
 def _turn(turn: Turn, where: str) -> Iterator[Placed]:
