@@ -118,7 +118,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine tells its clients once it is ready to serve. `memory` is what it was predicted
-    to take, in bytes by kind, `measured` what was found after a first step."""
+    to take, in bytes by kind, `measured` what was found after a first step. `notes` are what a user
+    should know of how settings and machine go together."""
 
     model: str
     max_context: int
@@ -127,6 +128,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     operator: str
     memory: tuple[tuple[str, int], ...] = ()
     measured: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

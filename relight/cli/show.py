@@ -1,5 +1,6 @@
 """Prints tables, lines and errors of the command line. Knows no command."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -45,9 +46,21 @@ def settings(loaded: Loaded, groups: Collection[Group] = GROUPS) -> None:
 
 def engine(info: EngineInfo) -> None:
     """What was derived from model and machine at load, and what computes the answers."""
-    made_of = [part.partition(" ")[::2] for part in info.operator.split("; ")]
-    rows = [("longest context", f"{info.max_context:,} tokens"), *made_of]
+    parts = dict(part.partition(" ")[::2] for part in info.operator.split("; "))
+    if "kernels" in parts:
+        parts["kernels"] = _variants(parts["kernels"])
+    rows = [("longest context", f"{info.max_context:,} tokens"), *parts.items()]
     table("Engine", ("what", "value"), rows)
+    for note in info.notes:
+        line(f"note: {note}")
+
+
+def _variants(kernels: str) -> str:
+    """`attend:a index:a norm:b` as `a, but norm: b`: the commonest, then what differs."""
+    chosen = [part.partition(":")[::2] for part in kernels.split()]
+    (common, _), *_ = Counter(variant for _, variant in chosen).most_common(1)
+    others = [f"{op}: {variant}" for op, variant in chosen if variant != common]
+    return ", ".join([f"{common}, but {others[0]}", *others[1:]]) if others else common
 
 
 def memory(info: EngineInfo) -> None:

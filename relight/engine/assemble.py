@@ -4,6 +4,7 @@ All that is decided at load is decided here, once, and reported in `EngineInfo`.
 """
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,24 +20,40 @@ from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, SamplingParams
 from relight.cache.blocks import BlockPool
-from relight.cache.layout import PAGE_TOKENS, layout
+from relight.cache.layout import PAGE_TOKENS, Layout, layout
 from relight.cache.pool import Pool
 from relight.cache.prefix import PrefixIndex, RecordPool
 from relight.engine.capacity import capacity
 from relight.engine.guides import Guides
 from relight.engine.loop import Loop
-from relight.engine.memory import check_weights_fit, scratch_bytes, state_rows, weight_rows
+from relight.engine.memory import (
+    check_weights_fit,
+    check_weights_fit_in_ram,
+    scratch_bytes,
+    setting_notes,
+    state_rows,
+    weight_notes,
+    weight_rows,
+)
 from relight.engine.openmp import choose_threads
 from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import count_bytes
 from relight.engine.scheduler import Limits, Scheduler
 from relight.engine.steps import InTurn, Overlapped
-from relight.kernels.device import architecture, free_bytes, has_native_bf16, memory_added
+from relight.kernels.device import (
+    architecture,
+    available_bytes,
+    free_bytes,
+    has_native_bf16,
+    memory_added,
+)
 from relight.kernels.select import variants
 from relight.model.transformer import Transformer
 from relight.model.weights import load_weights
 from relight.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all) while weights are read."""
@@ -56,11 +73,10 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     if numerics.quantised:
         check_official_numerics(config)
     torch.set_num_threads(choose_threads(settings.threads, torch.get_num_threads()))
-    if device.type != "cpu":  # there they are mapped
-        check_weights_fit(config, free_bytes(device))
-    weights = load_weights(model, device, progress=progress)
     spec = layout(config, numerics)
     counts = count_bytes(settings.num_slots, config.vocab_size)
+    notes = check_memory(config, spec, settings, device, counts)
+    weights = load_weights(model, device, progress=progress)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
@@ -111,12 +127,31 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
             ("counts for penalties", runner.sampler.counts.nbytes),
             (f"added by a first step of {rows:,} rows", scratch),
         ),
+        notes=(*notes, *setting_notes(settings, spec, fitted)),
     )
     steps = Overlapped(runner) if settings.overlap == "on" else InTurn(runner)
     guides = Guides(
         lambda: Tokenizer.load(folder, trust=settings.trust_tokenizer), config.vocab_size
     )
     return Loop(Scheduler(limits, index), steps, guides=guides), info
+
+
+def check_memory(
+    config: ModelConfig, spec: Layout, settings: Settings, device: torch.device, counts: int
+) -> tuple[str, ...]:
+    """Before minutes are spent on reading weights: raises `CannotFit` if they or what is needed
+    beside them will not fit, else returns what there is to say of them."""
+    notes: tuple[str, ...] = ()
+    if device.type == "cpu":
+        available = available_bytes()
+        taken = check_weights_fit_in_ram(config, available)
+        notes = weight_notes(config, available)
+    else:
+        taken = check_weights_fit(config, free_bytes(device))
+    capacity(config, spec, settings, free_bytes(device, taken) - counts)
+    for note in notes:
+        log.warning("%s", note)
+    return notes
 
 
 def choose_device(name: str) -> torch.device:

@@ -2,10 +2,11 @@
 was measured. Knows no torch."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from relight.base.config import ModelConfig
 from relight.base.errors import CannotFit
+from relight.base.settings import Settings
 from relight.base.tensors import backbone_tensors
 from relight.cache.layout import PAGE_TOKENS, BlockLayout, Layout
 from relight.engine.capacity import Capacity
@@ -51,12 +52,55 @@ def scratch_bytes(config: ModelConfig, rows: int, draws: int) -> int:
     return 4 * (rows * each + 2 * draws * config.vocab_size)
 
 
-def check_weights_fit(config: ModelConfig, free_bytes: int) -> None:
-    """Before they are read, where they are copied: raises `CannotFit`."""
-    needed = sum(size for _, size in weight_rows(config))
+def weight_bytes(config: ModelConfig) -> int:
+    return sum(size for _, size in weight_rows(config))
+
+
+def check_weights_fit(config: ModelConfig, free_bytes: int) -> int:
+    """Before they are read, where all are copied: raises `CannotFit`, or returns how many bytes
+    they will take."""
+    needed = weight_bytes(config)
     if needed > free_bytes:
         raise CannotFit(
             f"the weights take {needed:,} bytes and {free_bytes:,} are free on the device: choose "
             "a device with more memory, or a smaller checkpoint",
             param="device",
         )
+    return needed
+
+
+def check_weights_fit_in_ram(config: ModelConfig, available_bytes: int) -> int:
+    """The same where only experts are copied, into stacks; the rest is mapped, and its pages are
+    given back and read again as they are needed."""
+    copied = sum(t.nbytes for t in backbone_tensors(config) if t.part == "routed experts")
+    if copied > available_bytes:
+        raise CannotFit(
+            f"the routed experts take {copied:,} bytes of RAM, of {weight_bytes(config):,} for all "
+            f"weights, and {available_bytes:,} are available: free memory, or choose a machine "
+            "with more, or a smaller checkpoint",
+            param="model",
+        )
+    return copied
+
+
+def weight_notes(config: ModelConfig, available_bytes: int) -> tuple[str, ...]:
+    """For weights that fit in RAM as above."""
+    needed = weight_bytes(config)
+    if needed <= available_bytes:
+        return ()
+    return (
+        f"the weights take {needed:,} bytes and {available_bytes:,} of RAM were available: what "
+        "does not fit is read from disk again and again, which may be slow",
+    )
+
+
+def setting_notes(settings: Settings, spec: Layout, fitted: Capacity) -> Iterator[str]:
+    """What of the settings has no effect."""
+    used = fitted.num_pages * spec.page.bytes
+    if settings.cache_bytes - used >= max(spec.page.bytes, 1):
+        yield (
+            f"of cache_bytes {settings.cache_bytes:,} only {used:,} are used: {fitted.num_slots} "
+            f"slots of {fitted.max_context:,} tokens hold no more (num_slots, max_context)"
+        )
+    if settings.record_bytes and settings.prefix_cache == "off":
+        yield "record_bytes has no effect: prefix_cache is off, so nothing is reused"

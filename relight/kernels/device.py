@@ -25,26 +25,47 @@ def has_native_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that state may take: on a GPU 90 % of what is free now, since a step's scratch comes
-    on top; on a CPU half of what the system calls available, since others live there too."""
+def free_bytes(device: torch.device, taken: int = 0) -> int:
+    """Memory that state may take when so many bytes more are taken: on a GPU 90 % of what is free,
+    since a step's scratch comes on top; on a CPU half of what the system calls available, since
+    others live there too."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(0.9 * free)
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 2
-    raise AssertionError("/proc/meminfo has no MemAvailable")
+        return int(0.9 * (free - taken))
+    return (available_bytes() - taken) // 2
+
+
+MEMINFO = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
+
+
+def available_bytes(meminfo: Path = MEMINFO, container: Path = CONTAINER) -> int:
+    """RAM that can still be had: what the system calls available, and no more than what the limit
+    of a container leaves, of whose use the pages of files can be given back."""
+    available = _number(meminfo, "MemAvailable:") * 1024
+    try:
+        limit = (container / "memory.max").read_text()
+        used = int((container / "memory.current").read_text())
+    except OSError:
+        return available  # no control group of version 2
+    if limit.strip() == "max":
+        return available
+    return min(available, int(limit) - used + _number(container / "memory.stat", "file"))
+
+
+def _number(file: Path, name: str) -> int:
+    for line in file.read_text().splitlines():
+        key, *values = line.split()
+        if key == name:
+            return int(values[0])
+    raise AssertionError(f"{file} has no {name}")
 
 
 def memory_in_use(device: torch.device) -> int:
     """Bytes: on a GPU of torch's tensors, elsewhere of this process in RAM."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("/proc/self/status has no VmRSS")
+    return _number(Path("/proc/self/status"), "VmRSS:") * 1024
 
 
 def memory_added(device: torch.device, run: Callable[[], object]) -> int:

@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,7 +15,15 @@ from relight.base.settings import Settings
 from relight.base.tensors import backbone_tensors
 from relight.cache.layout import PAGE_TOKENS, Layout, layout
 from relight.engine.capacity import Capacity, capacity
-from relight.engine.memory import check_weights_fit, state_rows, weight_rows
+from relight.engine.memory import (
+    check_weights_fit,
+    check_weights_fit_in_ram,
+    setting_notes,
+    state_rows,
+    weight_notes,
+    weight_rows,
+)
+from relight.kernels.device import available_bytes
 
 SLIDING = replace(
     V4_FLASH, layers=tuple(LayerSpec(index, "sliding", 0, "bias") for index in range(2))
@@ -127,3 +136,44 @@ def test_weights_that_a_device_cannot_hold_are_refused_before_they_are_read() ->
     with pytest.raises(CannotFit, match=r"the weights take .* and 85,899,345,920 are free"):
         check_weights_fit(V4_FLASH, 80 * 2**30)
     check_weights_fit(V4_FLASH, 200 * 2**30)
+
+
+def test_weights_that_ram_cannot_hold_are_refused_or_said_to_be_slow() -> None:
+    """Experts are copied, so they must fit; the rest is mapped and may be read again."""
+    experts = dict(weight_rows(V4_FLASH))["weights: routed experts"]
+    everything = sum(size for _, size in weight_rows(V4_FLASH))
+    with pytest.raises(CannotFit, match=f"experts take {experts:,} bytes.* {experts - 1:,} are"):
+        check_weights_fit_in_ram(V4_FLASH, experts - 1)
+    assert check_weights_fit_in_ram(V4_FLASH, experts) == experts
+    (note,) = weight_notes(V4_FLASH, everything - 1)
+    assert f"take {everything:,} bytes and {everything - 1:,} of RAM" in note
+    assert not weight_notes(V4_FLASH, everything)
+
+
+def test_settings_without_effect_are_said() -> None:
+    spec = layout(V4_FLASH, OFFICIAL)
+    page = spec.page.bytes
+
+    def notes(**changes: object) -> list[str]:
+        settings = Settings(model="m", num_slots=2, max_context=1024, **changes)  # type: ignore
+        fitted = capacity(V4_FLASH, spec, settings, 2**35)
+        return list(setting_notes(settings, spec, fitted))
+
+    assert not notes()
+    assert not notes(cache_bytes=17 * page), "two slots of eight pages, and the null page"
+    (note,) = notes(cache_bytes=18 * page)
+    assert f"of cache_bytes {18 * page:,} only {17 * page:,} are used: 2 slots of 1,024" in note
+    (note,) = notes(record_bytes=2**30, prefix_cache="off")
+    assert "record_bytes has no effect" in note
+
+
+def test_a_container_leaves_what_its_limit_says(tmp_path: Path) -> None:
+    """Pages of files count as used there, and can be had."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    assert available_bytes(meminfo, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 100000\nfile 600000\nkernel 1\n")
+    for limit, left in (("max\n", 4000 * 1024), ("1000000\n", 900_000), (f"{10**9}\n", 4096_000)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert available_bytes(meminfo, tmp_path) == left

@@ -1,0 +1,28 @@
+import pytest
+
+from relight.base.types import EngineInfo
+from relight.cli import show
+
+
+@pytest.mark.parametrize(
+    ("kernels", "shown"),
+    [
+        ("attend:reference norm:reference", "reference"),
+        ("attend:cpu index:reference norm:cpu", "cpu, but index: reference"),
+    ],
+)
+def test_kernels_are_named_once_and_what_differs(
+    kernels: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = EngineInfo(
+        model="m",
+        max_context=1024,
+        num_slots=1,
+        num_pages=8,
+        operator=f"weights 12ab; kernels {kernels}; draft none",
+        notes=("of cache_bytes 9 only 8 are used",),
+    )
+    show.engine(info)
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["kernels", shown] in [[cell.strip() for cell in row] for row in rows]
+    assert ["note:", "of cache_bytes 9 only 8 are used"] in rows
