@@ -2,22 +2,32 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, cast, get_args
 
 from relight.base.errors import BadRequest, Unsupported
 from relight.serve.decode import check_depth, shown
+from relight.serve.form import read_format
 from relight.serve.schema import (
     ChatCall,
     ChatMessage,
     CompletionCall,
     Effort,
+    FormFields,
     FunctionTool,
     NamedToolChoice,
     PromptFields,
     SamplingFields,
 )
 from relight.session import Options
-from relight.text.conversation import Conversation, Message, Tool, ToolCall, content_text
+from relight.text.conversation import (
+    Conversation,
+    Message,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    content_text,
+)
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 
@@ -27,10 +37,15 @@ def conversation(messages: Sequence[ChatMessage], call: PromptFields) -> Convers
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools or ()))
     _check_unique(tools)
     kwargs = call.chat_template_kwargs
+    choice, forced_tool = _tool_choice(call.tool_choice, tools)
+    told, schema = _told_format(call)
     return Conversation(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
         tools=tools,
-        tool_choice=_tool_choice(call.tool_choice, tools),
+        tool_choice=choice,
+        forced_tool=forced_tool,
+        response_format=told,
+        response_schema=schema,
         thinking=_thinking(call),
         effort=_effort(call),
         continue_final=_continue_final(messages, call),
@@ -63,7 +78,18 @@ def options(call: SamplingFields) -> Options:
         parallel_tool_calls=parallel,
         cache_salt=call.cache_salt or "",
         thinking_budget=_thinking_budget(call),
+        format=read_format(call),
     )
+
+
+def _told_format(call: FormFields) -> tuple[ResponseFormat, Any]:
+    """What the prompt says of the form of the answer: of the fields for it only OpenAI's is for
+    the model, too."""
+    if call.response_format is None or (format := read_format(call)) is None:
+        return "text", None
+    if format.kind == "json_schema":
+        return "json_schema", format.value
+    return ("json_object" if format.kind == "json_object" else "text"), None
 
 
 def ignored(call: PromptFields | ChatCall) -> Iterator[str]:
@@ -178,7 +204,7 @@ def _tool(tool: FunctionTool, param: str) -> Tool:
             f'{param}.function.parameters.type is {shown(kind)}; it must be "object"',
             param=f"{param}.function.parameters",
         )
-    return Tool(function.name, function.description, function.parameters)
+    return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 def _check_unique(tools: Sequence[Tool]) -> None:
@@ -195,26 +221,26 @@ def _check_unique(tools: Sequence[Tool]) -> None:
 
 def _tool_choice(
     choice: str | NamedToolChoice | None, tools: Sequence[Tool]
-) -> Literal["auto", "none"]:
-    if choice is None or choice == "auto":
-        return "auto"
-    if choice == "none":
-        return "none"
-    if isinstance(choice, NamedToolChoice) and choice.type == "function" and choice.function:
-        name = choice.function.name
-        if name not in [tool.name for tool in tools]:
-            raise BadRequest(
-                f"tool_choice names {shown(name)}, which is not among tools; name one of them",
-                param="tool_choice",
-            )
-    elif choice != "required":
+) -> tuple[ToolChoice, str | None]:
+    """The choice, and the name of the tool that is forced."""
+    if isinstance(choice, str) and choice in get_args(ToolChoice):
+        return cast(ToolChoice, choice), None
+    if choice is None:
+        return "auto", None
+    if not isinstance(choice, NamedToolChoice) or choice.type != "function" or not choice.function:
         found = shown(choice if isinstance(choice, str) else choice.type)
-        raise BadRequest(f'tool_choice is {found}; send "auto" or "none"', param="tool_choice")
-    raise Unsupported(
-        'tool_choice that forces a call is not supported here; send "auto" and say in the '
-        "messages that a tool must be called",
-        param="tool_choice",
-    )
+        raise BadRequest(
+            f'tool_choice is {found}; send "auto", "none", "required", or '
+            '{"type": "function", "function": {"name": …}}',
+            param="tool_choice",
+        )
+    name = choice.function.name
+    if name not in [tool.name for tool in tools]:
+        raise BadRequest(
+            f"tool_choice names {shown(name)}, which is not among tools; name one of them",
+            param="tool_choice",
+        )
+    return "required", name
 
 
 def _thinking(call: PromptFields) -> bool:

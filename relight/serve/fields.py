@@ -26,8 +26,6 @@ def _same(value: object, other: object) -> bool:
     return value == other
 
 
-_CONSTRAINT = Refused((), "leave the field out, and check the answer instead")
-
 _COMMON = {
     "best_of": Refused((1,), "ask for several answers with `n`"),
     "use_beam_search": Refused((False,)),
@@ -36,13 +34,8 @@ _COMMON = {
     "bad_words": Refused(([],)),
     "skip_special_tokens": Refused((True,)),
     "truncate_prompt_tokens": Refused((), "send a shorter prompt"),
-    "guided_json": _CONSTRAINT,
-    "guided_regex": _CONSTRAINT,
-    "guided_choice": _CONSTRAINT,
-    "guided_grammar": _CONSTRAINT,
-    "structured_outputs": _CONSTRAINT,
-    "structural_tag": _CONSTRAINT,
-    "response_format": Refused(({"type": "text"},), 'send {"type": "text"} or leave the field out'),
+    "structural_tag": Refused((), "send the schema in `response_format`"),
+    "guided_whitespace_pattern": Refused((), "say it in a regular expression"),
 }
 
 CHAT_REFUSED = _COMMON | {
@@ -74,6 +67,7 @@ IGNORED = frozenset(
         "session_id",
         "id",
         "prediction",
+        "guided_decoding_backend",
         "priority",
     }
 )

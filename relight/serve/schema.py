@@ -41,7 +41,52 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class JsonSchemaBody(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormatBody(msgspec.Struct, kw_only=True):
+    """`type` says which of the others is read."""
+
+    type: str
+    json_schema: JsonSchemaBody | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The forms of vLLM, one of the first five. Whitespace cannot be chosen."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+
+class FormFields(msgspec.Struct, kw_only=True):
+    """The form of the answer, in the dialects of OpenAI, vLLM (new and old) and SGLang."""
+
+    response_format: ResponseFormatBody | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+class SamplingFields(FormFields, kw_only=True):
     """What chat and plain completions share."""
 
     model: str | None = None

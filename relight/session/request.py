@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from relight.base.errors import BadCheckpoint, BadRequest, BadSetting, TooLong
 from relight.base.types import SamplingParams
+from relight.text.constrain import Format
 from relight.text.conversation import Conversation
 
 T = TypeVar("T", int, float)
@@ -54,7 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drawn, and a stop string that is complete ends nothing. `logprobs`: each token is told with its
     log probability and so many of the best ones. `n` answers are made, the first of them as if it
     were the only one. Without `parallel_tool_calls` only the first call is passed on. Reasoning
-    that `thinking_budget` tokens have not ended is ended there.
+    that `thinking_budget` tokens have not ended is ended there. `format` is the form of content.
     """
 
     max_tokens: MaxTokens | None = None
@@ -77,6 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parallel_tool_calls: bool = True
     cache_salt: CacheSalt = ""
     thinking_budget: ThinkingBudget | None = None
+    format: Format | None = None
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

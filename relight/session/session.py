@@ -18,6 +18,8 @@ from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
 from relight.engine.client import EngineClient
+from relight.session.checker import Checker, InChild, InProcess
+from relight.session.constrain import Constrainer
 from relight.session.heard import Heard
 from relight.session.memory import Memory, Opening
 from relight.session.pieces import Finish, Piece
@@ -31,6 +33,8 @@ from relight.session.request import (
     output_limit,
     sampling,
 )
+from relight.text.calls import Markup
+from relight.text.constrain import Wanted
 from relight.text.conversation import Conversation, Start, Tool
 from relight.text.detokenize import StopStrings
 from relight.text.fim import fill_in
@@ -102,6 +106,7 @@ class Session:
         max_output: int = 0,
         clamp: bool = True,
         memory: Memory | None = None,
+        checker: Checker | None = None,
         observer: Observer | None = None,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         clock: Callable[[], float] = time.monotonic,
@@ -120,6 +125,11 @@ class Session:
         self._max_output = max_output
         self._clamp = clamp
         self._memory = memory
+        self._constrainer = Constrainer(
+            checker or Checker(InProcess(tokenizer)),
+            Markup(encoder.tags, tokenizer.special.dsml),
+            tokenizer.special,
+        )
         self._observer = observer
         self._clock = clock
 
@@ -144,6 +154,7 @@ class Session:
             max_output=settings.max_output,
             clamp=settings.overflow == "clamp",
             memory=Memory() if reuses else None,
+            checker=Checker(InChild(folder)),
             observer=observer,
         )
 
@@ -186,6 +197,14 @@ class Session:
         request = self._request(prompt.ids, options, default, "messages", prompt.record_hints)
         if prompt.start == "reasoning" and options.thinking_budget is not None:
             request = self._with_budget(request, options.thinking_budget)
+        wanted = Wanted.of(
+            conversation,
+            options.format,
+            prompt.start,
+            continued=prompt.continued,
+            parallel=options.parallel_tool_calls,
+        )
+        request = await self._constrained(request, wanted)
         if self._memory:
             explain = partial(self._memory.explain, options.cache_salt, prompt)
             if found := await _aside(explain, len(prompt.ids)):
@@ -213,7 +232,13 @@ class Session:
         if not ids:
             raise BadRequest("prompt is empty; send at least one token", param="prompt")
         request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")
+        request = await self._constrained(request, Wanted(start="raw", format=options.format))
         return Job(request, options, "raw", arrived)
+
+    async def _constrained(self, request: Request, wanted: Wanted) -> Request:
+        """Raises `BadRequest` for a form of the answer that cannot be kept."""
+        constraint = await self._constrainer.constraint(wanted)
+        return msgspec.structs.replace(request, constraint=constraint)
 
     def _with_budget(self, request: Request, num_tokens: int) -> Request:
         sampling = msgspec.structs.replace(

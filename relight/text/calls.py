@@ -5,7 +5,7 @@ A tool is written *closely*, by its schema, or *loosely*: names and values of ar
 and only the markup has to be right. A close call has its parameters in the order of the schema. A
 parameter that may be a string stands as bare text, any other as JSON, and so do strings of which
 the schema says more than a length or a choice. An object that is no plain list of parameters is
-written as one JSON object, which the parser takes in place of parameters.
+written as one JSON object, which the parser takes in place of parameters, if its tool is strict.
 """
 
 from collections.abc import Sequence
@@ -48,14 +48,14 @@ def write_calls(
     without `parallel`, and the closing tag. `close` has for each tool whether it is written
     closely."""
     marker, tags = token(markup.dsml), markup.tags
-    if not all(close):
-        _write_loose_argument(grammar, markup)
     loose = f'(argument+ | {literal(tags.no_arguments)}) "</"'
     calls = []
     for number, tool in enumerate(tools):
         name = literal(f'{tags.invoke} name="{tool.name}">\n')
-        body = _CloseTool(grammar, markup, tool, number).body() if close[number] else loose
-        calls.append(f"{name} {body}")
+        body = _CloseTool(grammar, markup, tool, number).body() if close[number] else None
+        calls.append(f"{name} {body or loose}")
+        if body is None and not grammar.has("argument"):
+            _write_loose_argument(grammar, markup)
     end = literal(tags.invoke + ">\n")
     grammar.rule("call", f'"<" {marker} ({any_of(calls)}) {marker} {end}')
     many = "+" if parallel else ""
@@ -105,11 +105,12 @@ class _CloseTool:
         self._types = ParameterTypes(self._root)
         self._strict = tool.strict
 
-    def body(self) -> str:
-        """What stands between the opening tag of a call and the marker of its closing one."""
+    def body(self) -> str | None:
+        """What stands between the opening tag of a call and the marker of its closing one. None if
+        it had to be one object, which models are not used to, and the tool is not strict."""
         shape = shape_of(self._root)
         if shape is None or not all(self._can_be_said(p.name) for p in shape.parameters):
-            return f"{self._json(self._root)} {AFTER_OBJECT}"
+            return f"{self._json(self._root)} {AFTER_OBJECT}" if self._strict else None
         return f'{self._arguments(shape)} "</"'
 
     def _can_be_said(self, name: str) -> bool:

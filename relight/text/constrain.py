@@ -43,6 +43,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool = False
     parallel: bool = True
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing of a client is in its grammar but the names of tools: it does compile."""
+        plain = self.format is None or self.format.kind == "json_object"
+        return plain and not self.forced and not any(tool.strict for tool in self.tools)
+
     @classmethod
     def of(
         cls,
@@ -81,8 +87,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A part of a request that may be why its grammar does not compile, with a grammar for it
-    alone."""
+    """A part of a request that may be why its grammar does not compile: what it is, its field, and
+    a grammar for it alone."""
 
     what: str
     param: str
@@ -113,12 +119,14 @@ def suspects(wanted: Wanted, markup: Markup) -> list[Suspect]:
     found = []
     if wanted.format:
         alone = msgspec.structs.replace(wanted, tools=())
-        found.append(Suspect("it", wanted.format.param, _text(alone, markup, [])))
+        param = wanted.format.param
+        found.append(Suspect(param, param, _text(alone, markup, [])))
     for number, tool in enumerate(wanted.tools):
         if tool.strict:
             alone = msgspec.structs.replace(wanted, tools=(tool,), format=None, forced=True)
             text = _text(alone, markup, [True])
-            found.append(Suspect(f"the schema of {tool.name}", f"tools[{number}]", text))
+            param = f"tools[{number}]"
+            found.append(Suspect(f"{param}, the schema of {tool.name},", param, text))
     return found
 
 

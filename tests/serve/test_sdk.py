@@ -134,7 +134,7 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
         create(model="tiny", messages=HELLO, temperature=9)
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as unbuilt:
-        create(model="tiny", messages=HELLO, response_format={"type": "json_object"})
+        create(model="tiny", messages=HELLO, extra_body={"best_of": 2})
     assert unbuilt.value.code == "unsupported_parameter"
 
 

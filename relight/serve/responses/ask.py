@@ -4,17 +4,27 @@ nothing that the chat call decides."""
 from dataclasses import dataclass
 
 from relight.base.errors import Unsupported
-from relight.serve.decode import shown
+from relight.serve.chat_only import chat_only
 from relight.serve.fields import Refused
 from relight.serve.names import Names
 from relight.serve.responses.items import read_items
-from relight.serve.responses.schema import ResponsesCall
+from relight.serve.responses.schema import ResponsesCall, TextFields
 from relight.serve.responses.tools import Tools, read_choice, read_tools
-from relight.serve.schema import ChatCall, ChatMessage
+from relight.serve.schema import ChatCall, ChatMessage, JsonSchemaBody, ResponseFormatBody
 
 _STORED = Refused((), "nothing is stored here: send the whole conversation in input")
 
-REFUSED = {
+REFUSED = chat_only(
+    ResponsesCall,
+    messages="input",
+    max_tokens="max_output_tokens",
+    max_completion_tokens="max_output_tokens",
+    response_format="text.format",
+    reasoning_effort="reasoning.effort",
+    output_config="reasoning.effort",
+    thinking="reasoning.effort",
+    enable_thinking="reasoning.effort",
+) | {
     "previous_response_id": _STORED,
     "conversation": _STORED,
     "background": Refused((False,), "leave it out, and stream if the answer takes long"),
@@ -32,6 +42,7 @@ _WORDS = (
     (r"(tools\[\d+\])\.function\.", r"\1."),
     (r"\.tool_call_id", ".call_id"),
     (r"reasoning_effort", "reasoning.effort"),
+    (r"response_format(\.json_schema)?", "text.format"),
 )
 
 
@@ -50,10 +61,6 @@ def chat_call(call: ResponsesCall) -> Asked:
             "completions",
             param="include",
         )
-    if call.text and call.text.format and call.text.format.get("type") != "text":
-        raise Unsupported(
-            f"text.format is {shown(call.text.format)}; only text is served", param="text.format"
-        )
     placed = []
     if call.instructions:
         instructions = ChatMessage(role="system", content=call.instructions)
@@ -69,6 +76,7 @@ def chat_call(call: ResponsesCall) -> Asked:
         tools=tools.functions,
         tool_choice=read_choice(call.tool_choice),
         parallel_tool_calls=call.parallel_tool_calls,
+        response_format=_format(call.text),
         reasoning=call.reasoning,
         max_tokens=call.max_output_tokens,
         stream=call.stream,
@@ -78,3 +86,10 @@ def chat_call(call: ResponsesCall) -> Asked:
         cache_salt=call.cache_salt,
     )
     return Asked(asked, Names([place for place, _ in placed], tools.places, _WORDS), tools)
+
+
+def _format(text: TextFields | None) -> ResponseFormatBody | None:
+    if text is None or (body := text.format) is None:
+        return None
+    schema = JsonSchemaBody(name=body.name, schema=body.schema, strict=body.strict)
+    return ResponseFormatBody(type=body.type, json_schema=schema)

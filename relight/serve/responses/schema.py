@@ -52,8 +52,18 @@ class ItemToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
     namespace: str | None = None
 
 
+class FormatBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A schema stands beside its type, and not in an object of its own."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
 class TextFields(msgspec.Struct, kw_only=True):
-    format: dict[str, Any] | None = None
+    format: FormatBody | None = None
 
 
 class ResponsesCall(msgspec.Struct, kw_only=True):
