@@ -63,6 +63,22 @@ class ModelNotFound(RelightError):
     kind = "invalid_request_error"
 
 
+class NotFound(RelightError):
+    """There is nothing at this path."""
+
+    status = 404
+    code = "not_found"
+    kind = "invalid_request_error"
+
+
+class WrongMethod(RelightError):
+    """There is something at this path, for other methods."""
+
+    status = 405
+    code = "method_not_allowed"
+    kind = "invalid_request_error"
+
+
 class TooSlow(RelightError):
     """The client went silent while it sent a request."""
 

@@ -1,81 +1,103 @@
-"""The ASGI application: paths to operations, and every error to an answer. Knows no operation."""
+"""The ASGI application: paths to operations, and every error to an answer. Knows no operation.
+
+It is no framework's: between a token and the socket stands nothing that could be left out.
+"""
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
-from relight.base.errors import RelightError
+from relight.base.errors import NotFound, RelightError, WrongMethod
 from relight.serve import journal
 from relight.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
 from relight.serve.openapi import document
 from relight.serve.routes import OPERATIONS, Answer
-from relight.serve.schema import ErrorBody, ErrorDetail
 from relight.serve.server import Server
 from relight.serve.voice import OPENAI, Voice
 
 log = logging.getLogger(__name__)
 
-OPEN = frozenset({"/health", "/ping", "/version", "/metrics", "/openapi.json"})
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/openapi.json"})
 """Routes that need no key and are not logged: probes ask them all the time."""
+NAME = "{name:path}"
+"""The end of a path that stands for anything."""
 
 
-def create_app(server: Server) -> ASGIApp:
+def create_app(server: Server) -> App:
     """The application of one server. It starts and stops no engine."""
-    routes = [
-        Route(
-            operation.path,
-            _Endpoint(server, operation.answer, operation.voice, open=operation.path in OPEN),
-            methods=[operation.method],
-        )
-        for operation in OPERATIONS
-    ]
     openapi = document(OPERATIONS, server.options.root_path)
 
     async def schema(server: Server, exchange: Exchange) -> None:
         await exchange.reply(openapi)
 
-    routes.append(Route("/openapi.json", _Endpoint(server, schema, open=True), methods=["GET"]))
-    app = Starlette(
-        routes=routes,
-        exception_handlers={HTTPException: _no_such_route},
-        middleware=_cross_origin(server.options.cors_origins),
-    )
-    app.router.redirect_slashes = False
-    return _below(server.options.root_path, app) if server.options.root_path else app
+    app = _App(server)
+    app.add("GET", "/openapi.json", schema)
+    for operation in OPERATIONS:
+        app.add(operation.method, operation.path, operation.answer, operation.voice)
+    return _cross_origin(app, server.options.cors_origins)
 
 
-def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+def _cross_origin(app: App, origins: Sequence[str]) -> App:
     if not origins:
-        return []
-    cors = Middleware(
-        CORSMiddleware,
+        return app
+    return CORSMiddleware(
+        app,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         expose_headers=["x-request-id", "x-relight-ignored", "retry-after"],
     )
-    return [cors]
 
 
-def _below(root: str, app: ASGIApp) -> ASGIApp:
-    """`app` under a path, for proxies that pass the path on; without it it answers as well."""
+class _App:
+    """All routes of a server, under its root path for proxies that pass that on, and without."""
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(root + "/"):
-            scope["path"] = scope["path"].removeprefix(root)
-        await app(scope, receive, send)
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._root = server.options.root_path
+        self._endpoints: dict[str, dict[str, _Endpoint]] = {}
+        self._named: list[str] = []
 
-    return answer
+    def add(self, method: str, path: str, answer: Answer, voice: Voice = OPENAI) -> None:
+        endpoint = _Endpoint(self._server, answer, voice, open=path in OPEN)
+        self._endpoints.setdefault(path, {})[method] = endpoint
+        if method == "GET":
+            self._endpoints[path]["HEAD"] = endpoint
+        if path.endswith(NAME):
+            self._named.append(path.removesuffix(NAME))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError(f"{scope['type']} is not spoken here")
+        path: str = scope["path"]
+        if self._root and path.startswith(self._root + "/"):
+            path = scope["path"] = path.removeprefix(self._root)
+        methods = self._endpoints.get(path)
+        for start in self._named if methods is None else ():
+            if path.startswith(start) and path != start:
+                methods = self._endpoints[start + NAME]
+                scope["path_params"] = {"name": path.removeprefix(start)}
+        endpoint = methods.get(scope["method"]) if methods else None
+        if endpoint is None:
+            endpoint = _Endpoint(self._server, _refusal(methods or ()), open=True)
+        await endpoint(scope, receive, send)
+
+
+def _refusal(methods: Sequence[str] | dict[str, "_Endpoint"]) -> Answer:
+    async def refuse(server: Server, exchange: Exchange) -> None:
+        """Answers for a path that is none, or that has other methods."""
+        asked = f"{exchange.scope['method']} {exchange.scope['path']}"
+        message = f"{asked} does not exist here; see /openapi.json"
+        if not methods:
+            raise NotFound(message)
+        exchange.headers.append((b"allow", ", ".join(sorted(methods)).encode()))
+        raise WrongMethod(message)
+
+    return refuse
 
 
 class _Endpoint:
@@ -121,17 +143,3 @@ class _Endpoint:
         finally:
             if not self._open:
                 journal.write(exchange, options.log_requests, time.monotonic() - started_s)
-
-
-async def _no_such_route(request: HttpRequest, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for this class"
-    message = f"{request.method} {request.url.path} does not exist here; see /openapi.json"
-    detail = ErrorDetail(message, "invalid_request_error", None, "not_found")
-    if error.status_code == 405:
-        detail.code = "method_not_allowed"
-    return Response(
-        msgspec.json.encode(ErrorBody(detail)),
-        status_code=error.status_code,
-        headers=error.headers,
-        media_type="application/json",
-    )

@@ -215,28 +215,25 @@ class Exchange:
         self._started = True
         self.status = status
         self._last_write = time.monotonic()
-        await self._deliver(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, *self.headers],
-            }
-        )
+        all_headers = [*headers, *self.headers]
+        try:
+            await self._send(
+                {"type": "http.response.start", "status": status, "headers": all_headers}
+            )
+        except OSError as error:
+            raise ClientGone from error
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         self._last_write = time.monotonic()
         self._ended = not more
         if self._answered is not None:
             self._answered.append(data)
-        await self._deliver({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _deliver(self, message: MutableMapping[str, Any]) -> None:
         self._writes = True
         try:
-            await self._send(message)
-            self._writes = False
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except OSError as error:  # what ASGI servers raise for a connection that is gone
             raise ClientGone from error
+        self._writes = False
 
 
 def _text_of(parts: Iterable[bytes]) -> str:

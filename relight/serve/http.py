@@ -6,7 +6,10 @@ a second one ends it at once.
 
 import asyncio
 import socket
+import sys
+from collections.abc import Coroutine
 from types import FrameType
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -14,10 +17,22 @@ from relight.base.errors import BadSetting
 from relight.serve.app import create_app
 from relight.serve.server import Server
 
+T = TypeVar("T")
+
 BACKLOG = 2048
 # Once all answers have ended, only idle connections are left to close.
 CLOSE_S = 5
 POLL_S = 0.05
+
+
+def run(serving: Coroutine[Any, Any, T]) -> T:
+    """Runs a server to its end, on uvloop where there is one."""
+    if sys.platform == "win32":
+        return asyncio.run(serving)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serving)
 
 
 class HttpServer(uvicorn.Server):
@@ -28,6 +43,8 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 create_app(server),
                 lifespan="off",
+                ws="none",
+                http="httptools",
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -18,7 +18,7 @@ from relight.base.errors import BadSetting
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo
 from relight.engine.client import ProcessClient
-from relight.serve.http import HttpServer, listen, url_of
+from relight.serve.http import HttpServer, listen, run, url_of
 from relight.serve.keys import Keys, read_keys
 from relight.serve.metrics import Metrics
 from relight.serve.queue import Queue, QueueLimits
@@ -47,7 +47,7 @@ def serve(settings: Settings, *, progress: Progress, ready: Callable[[Ready], No
     """
     check_certificate(settings.tls_cert, settings.tls_key)
     with listen(settings.host, settings.port) as listener:
-        asyncio.run(_serve(settings, listener, progress, ready))
+        run(_serve(settings, listener, progress, ready))
 
 
 async def _serve(

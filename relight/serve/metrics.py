@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from relight.base import metrics as table
 from relight.base.metrics import COMMON_LABELS, Metric
 from relight.base.types import EngineStats, FinishReason, TokenDelta
+from relight.serve.tally import TallyCollector
 from relight.session import Job
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,8 +67,7 @@ class JobObserver:
         self._clock = clock
         self._progress: dict[str, _Progress] = {}
         self._prompt_tokens = metrics.prompt_tokens.labels(*labels)
-        self._generation_tokens = metrics.generation_tokens.labels(*labels)
-        self._token_gap = metrics.token_gap.labels(*labels)
+        self._tally = metrics.tallies.of(labels)
 
     def delta(self, job: Job, delta: TokenDelta) -> None:
         num_tokens = len(delta.tokens)
@@ -81,11 +81,11 @@ class JobObserver:
             gap_s, num_gaps = 0.0, num_tokens - 1
         else:
             gap_s, num_gaps = (now - progress.last_s) / num_tokens, num_tokens
-        for _ in range(num_gaps):
-            self._token_gap.observe(gap_s)
+        if num_gaps:
+            self._tally.gaps(gap_s, num_gaps)
         progress.last_s = now
         progress.num_tokens += num_tokens
-        self._generation_tokens.inc(num_tokens)
+        self._tally.num_tokens += num_tokens
 
     def ended(self, job: Job, reason: FinishReason) -> None:
         progress = self._progress.pop(job.request.id, None)
@@ -119,10 +119,10 @@ class _JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = _counter(table.PROMPT_TOKENS, registry)
         self.cached_tokens = _counter(table.CACHED_TOKENS, registry)
-        self.generation_tokens = _counter(table.GENERATION_TOKENS, registry)
+        self.tallies = TallyCollector(table.GENERATION_TOKENS, table.TOKEN_GAP)
+        registry.register(self.tallies)
         self.success = _counter(table.SUCCESS, registry)
         self.first_token = _histogram(table.FIRST_TOKEN, registry)
-        self.token_gap = _histogram(table.TOKEN_GAP, registry)
         self.request_time = _histogram(table.REQUEST_TIME, registry)
         self.queue_time = _histogram(table.QUEUE_TIME, registry)
         self.prefill_time = _histogram(table.PREFILL_TIME, registry)

@@ -305,7 +305,7 @@ class OutputParser:
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
-        return list(_merge_texts(events))
+        return events if len(events) < 2 else list(_merge_texts(events))
 
 
 def _merge_texts(events: list[Event]) -> Iterator[Event]:
