@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from relight.base.errors import BadSetting
-from relight.cli import bench_blocks, bench_loads, show
+from relight.cli import bench_blocks, bench_loads, bench_plot, show
 from relight.cli.bench_exits import EXITS, judged
 from relight.cli.bench_options import (
     CLIENTS,
@@ -44,6 +44,7 @@ for command in (
     bench_loads.trace,
     bench_loads.agent,
     bench_loads.needle,
+    bench_plot.plot,
 ):
     app.command()(command)
 
