@@ -55,11 +55,14 @@ def _rows(operation: Operation) -> Iterator[str]:
     for name, field in sorted(fields.items()):
         assert name in NOTES, f"{name} is read and has no note; write one in tools/api_notes.py"
         yield f"| `{name}` | works | {_values(field, definitions)} | {NOTES[name]} |"
+    alike: dict[tuple[str, str], list[str]] = {}
     for name, rule in sorted(operation.refused.items()):
-        yield f"| `{name}` | refused | {_neutral(rule)} | {rule.remedy} |"
+        alike.setdefault((_neutral(rule), rule.remedy), []).append(f"`{name}`")
+    for (neutral, remedy), names in alike.items():
+        yield f"| {', '.join(names)} | refused | {neutral} | {remedy} |"
     if operation.ignored:
-        names = ", ".join(f"`{name}`" for name in sorted(operation.ignored))
-        yield f"| {names} | ignored | any | |"
+        ignored = ", ".join(f"`{name}`" for name in sorted(operation.ignored))
+        yield f"| {ignored} | ignored | any | |"
 
 
 def _neutral(rule: Refused) -> str:

@@ -282,6 +282,8 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"temperature": "hot"}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"container": {"id": "c"}}, "container"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"reasoning_effort": "low"}, "output_config.effort"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )  # fmt: skip

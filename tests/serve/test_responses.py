@@ -348,6 +348,8 @@ def test_sampling_fields_reach_the_engine() -> None:
 def test_fields_without_effect_are_accepted_and_named() -> None:
     fields = {
         "store": True,
+        "n": 1,
+        "frequency_penalty": 0,
         "prompt_cache_key": "k",
         "truncation": "auto",
         "text": {"verbosity": "low"},
@@ -384,6 +386,9 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"thinking": {"type": "disabled"}}, "thinking"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),

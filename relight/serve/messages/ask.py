@@ -4,6 +4,7 @@ nothing that the chat call decides."""
 from collections.abc import Iterator, Sequence
 
 from relight.base.errors import BadRequest, Unsupported
+from relight.serve.chat_only import chat_only
 from relight.serve.decode import shown
 from relight.serve.fields import Refused
 from relight.serve.messages.schema import (
@@ -26,7 +27,16 @@ from relight.serve.schema import (
     NamedToolChoice,
 )
 
-REFUSED = {
+REFUSED = chat_only(
+    MessagesCall,
+    max_completion_tokens="max_tokens",
+    stop="stop_sequences",
+    reasoning="output_config.effort",
+    reasoning_effort="output_config.effort",
+    thinking_token_budget="thinking.budget_tokens",
+    enable_thinking="thinking.type",
+    parallel_tool_calls="tool_choice.disable_parallel_tool_use",
+) | {
     "container": Refused(),
     "mcp_servers": Refused(([],), "call the server's tools on your side"),
 }
