@@ -29,7 +29,8 @@ The rules, in order:
     there; if one of them ends its sequence, the rows planned behind it are void. What a step in
     flight may touch is given back by nobody: who ends or gives way leaves when its steps landed.
  9. A sequence with a grammar starts when it is compiled, and has no rows in a step in which it
-    would draw without knowing yet what it may draw.
+    would draw without knowing yet what it may draw. Where nobody else goes on there is no such
+    step: then they wait for each other, and share the next one.
 """
 
 from bisect import insort
@@ -125,6 +126,8 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None if there is nothing to do, or not before a step has landed."""
         assert len(self._flights) < MAX_IN_FLIGHT, "no step has been committed"
+        if self._flights and self._is_better_later():
+            return None
         draft = Draft()
         self._admit(draft, now)
         going = [sequence for sequence in self.running if len(sequence.tokens) < sequence.most]
@@ -141,6 +144,15 @@ class Scheduler:
         self._num_planned += 1
         self._flights.append(flight)
         return flight.plan
+
+    def _is_better_later(self) -> bool:
+        """Whether a step now would be for some of those only who will draw at the same pace when
+        the step in flight has landed."""
+        if self.waiting or not self.running:
+            return False
+        return all(s.guide is not None for s in self.running) and not all(
+            s.may_draw for s in self.running
+        )
 
     def _is_guided(self) -> bool:
         """Whether somebody may have to wait for a grammar."""

@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,11 @@ SIZE = TINY.vocab_size
 MARK = TINY.special
 WORDS = Vocabulary(TINY)
 CONTEXT = 48
-SCHEDULES = 12  # for each of the four kinds below
+SCHEDULES = 8  # for each of the four kinds below
 
 DIGITS = 'start: /[0-9]{2,9}/ ("-" /[a-f]+/)?'
 MARKED = f'start: "ab" <[{MARK.dsml}]> /[0-9]{{2}}/ | /x{{9}}/'
-GRAMMARS = (DIGITS, MARKED)
-COMPILED = {text: WORDS.compile(text) for text in GRAMMARS}
+compiled = cache(WORDS.compile)
 
 
 def logits_of(value: int) -> Tensor:
@@ -114,7 +115,7 @@ def answer_alone(
             rows.append(row_value(tokens[position], role, window, weighted_sum(rows)))
         logits, drawn = logits_of(rows[-1]), sampling
         if constraint is not None:
-            grammar = COMPILED[constraint.grammar]
+            grammar = compiled(constraint.grammar)
             mask, closing = may_follow(made, constraint, grammar, sampling.stop_token_ids)
             if mask is not None:
                 allowed = [bool(mask[t // 8] >> t % 8 & 1) for t in range(SIZE)]
@@ -239,3 +240,94 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
                 seen["begun later"] += constraint.after in engine.texts[sequence.request.id][:-2]
     assert all(seen[kind] for kind in ("stop", "length", "begun later"))
     assert seen["preempted"] or not tight
+
+
+def calm(id: str, grammar: str | None, max_tokens: int = 12) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1, stop_token_ids=(MARK.eos,))
+    constraint = None if grammar is None else Constraint(grammar=grammar)
+    return Request(id=id, prompt=(1, 2, 3), sampling=sampling, constraint=constraint)
+
+
+def steps_with(guided: Guided, id: str) -> list[int]:
+    """The numbers of the steps in which a request has a draw; the slots are those of one run."""
+    slots = {"a": 0, "b": 1}
+    return [p.step for p in guided.engine.plans for d in p.draws if d.slot == slots[id]]
+
+
+def test_beside_a_free_answer_one_with_a_grammar_takes_part_in_every_second_step(
+    make_engine: type[SimulatedEngine],
+) -> None:
+    guided = Guided(make_engine, AtLast())
+    guided.engine.loop._guides = guides(AtOnce())
+    guided.add(calm("a", None, 30))
+    guided.add(calm("b", "start: /[0-9]{30}/", 8))
+    guided.run()
+    guided.check()
+    assert steps_with(guided, "a") == list(range(30))
+    own = steps_with(guided, "b")
+    assert [b - a for a, b in pairwise(own)] == [2] * 7
+
+
+def test_answers_with_grammars_share_their_steps(make_engine: type[SimulatedEngine]) -> None:
+    """Also if one came a step later."""
+    guided = Guided(make_engine, AtLast())
+    guided.engine.loop._guides = guides(AtOnce())
+    guided.add(calm("a", "start: /[0-9]{30}/", 12))
+    guided.engine.step()
+    guided.add(calm("b", "start: /[a-f]{30}/", 8))
+    guided.run()
+    guided.check()
+    assert len(guided.engine.plans) <= 14
+
+
+def test_before_its_grammar_begins_an_answer_takes_part_in_every_step(
+    make_engine: type[SimulatedEngine],
+) -> None:
+    guided = Guided(make_engine, AtLast())
+    guided.engine.loop._guides = guides(AtOnce())
+    constraint = Constraint(grammar=DIGITS, after=MARK.think_close, banned=(MARK.think_close,))
+    guided.add(msgspec.structs.replace(calm("a", None, 20), constraint=constraint))
+    guided.run()
+    assert steps_with(guided, "a") == list(range(20))
+    assert MARK.think_close not in guided.engine.texts["a"]
+
+
+def test_a_grammar_that_takes_long_holds_nobody_up(make_engine: type[SimulatedEngine]) -> None:
+    """It is compiled by a thread that never comes to an end here; the request can be aborted."""
+
+    class Never(Executor):
+        def submit(self, run: Callable[..., Any], /, *args: Any) -> "Future[Any]":  # type: ignore
+            return Future()
+
+    guided = Guided(make_engine, AtOnce(), num_slots=1)
+    guided.engine.loop._guides = guides(Never())
+    guided.add(calm("slow", DIGITS))
+    for number in range(3):
+        guided.add(calm(f"free {number}", None))
+    while len(guided.engine.finishes) < 3:
+        guided.engine.step()
+    assert not guided.engine.loop.idle
+    guided.engine.abort("slow")
+    assert guided.engine.loop.idle
+    assert guided.engine.finishes["slow"] == "abort"
+
+
+@pytest.mark.parametrize("executor", [None, AtOnce, AtLast], ids=["in turn", "at once", "at last"])
+def test_a_grammar_that_cannot_go_on_ends_its_request_only(
+    make_engine: type[SimulatedEngine], executor: Callable[[], Executor] | None
+) -> None:
+    """One does not compile, which is found at the door of a server; the other turns out to be too
+    complex in the middle."""
+    guided = Guided(make_engine, executor() if executor else None)
+    guided.engine.loop._guides = guides(AtOnce())
+    guided.add(calm("wrong", "start: %%%"))
+    guided.add(calm("complex", "start: /(.{1,2000}b){1,2000}/", 40))
+    guided.add(calm("free", None, 40))
+    errors = {}
+    while not guided.engine.loop.idle:
+        errors |= {delta.id: delta.error for delta in guided.engine.step() if delta.error}
+    assert "cannot be compiled" in errors["wrong"]
+    assert guided.engine.finishes["free"] == "length"
+    made, _ = answer_alone(guided.engine.requests["free"], [0] * 3, CONTEXT)
+    assert guided.engine.texts["free"] == made
+    assert guided.engine.pool.num_held == 0
