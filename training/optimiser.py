@@ -5,6 +5,7 @@ Newton-Schulz steps: every direction learns at the same rate, which a short run 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,18 +34,23 @@ class Optimiser:
     def __init__(self, parameters: Parameters) -> None:
         self.matrices = [p for name, p in parameters.items() if _is_matrix(name)]
         self.momenta = [torch.zeros_like(p) for p in self.matrices]
-        groups = [
-            {"params": [p], "lr": rate, "peak": rate} for p, rate in _adam_parameters(parameters)
+        device = next(iter(parameters.values())).device
+        cuda = device.type == "cuda"
+        groups: list[dict[str, Any]] = [
+            {"params": [p], "lr": torch.tensor(rate, device=device), "peak": rate}
+            for p, rate in _adam_parameters(parameters)
         ]
         self.rest = [p for group in groups for p in group["params"]]
-        fused = self.rest[0].device.type == "cuda"
-        self.adam = torch.optim.Adam(groups, betas=(0.9, 0.95), eps=1e-10, fused=fused)
+        self.adam = torch.optim.Adam(
+            groups, betas=(0.9, 0.95), eps=1e-10, fused=cuda, capturable=cuda, foreach=False
+        )
 
-    def step(self, factor: float) -> None:
-        """One step at `factor` of the peak rates; gradients are used up."""
+    def step(self, factor: Tensor) -> None:
+        """One step at `factor` of the peak rates; gradients are used up. Nothing here depends on a
+        number that the host has to read, so that a step can be captured."""
         torch.nn.utils.clip_grad_norm_(self.rest, 1.0)
         for group in self.adam.param_groups:
-            group["lr"] = group["peak"] * factor
+            group["lr"].copy_(factor * group["peak"])
         self.adam.step()
         for p, momentum in zip(self.matrices, self.momenta, strict=True):
             assert p.grad is not None
@@ -55,10 +61,10 @@ class Optimiser:
 
     @staticmethod
     @torch.no_grad()
-    def _move(p: Tensor, update: Tensor, rate: float) -> None:
+    def _move(p: Tensor, update: Tensor, rate: Tensor) -> None:
         rows, columns = p.shape[-2:]
         p.mul_(1 - rate * DECAY)
-        p.add_(orthogonal(update), alpha=-rate * max(1.0, rows / columns) ** 0.5)
+        p.sub_(orthogonal(update) * (rate * max(1.0, rows / columns) ** 0.5))
 
     def state(self) -> dict[str, object]:
         return {"momenta": self.momenta, "adam": self.adam.state_dict()}

@@ -50,7 +50,7 @@ def plain_texts(seed: int, count: int) -> Iterator[str]:
                 yield request.answer(language)
                 yield from _markup(request)
         # Words that occur once each: what BPE has to build from their parts.
-        yield " ".join(spelling_word(rng, "train") for _ in range(8))
+        yield " ".join(spelling_word(rng, "train")[0] for _ in range(8))
         yield " ".join(made_up_name(rng, "train") for _ in range(8))
 
 

@@ -20,11 +20,12 @@ from relight.text.conversation import Conversation, Message, Tool
 from relight.text.dsml import V4_TAGS, render_calls
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Segment, Tokenizer
+from training import recall
 from training.smalltalk import draw_system, draw_talk
 from training.snippets import draw_snippet
 
 PAD, PROMPT, DOCUMENT = 0, 1, 2
-SLICES = ("talk", "arithmetic", "letters", "tool call", "tool result", "key", "python")
+SLICES = ("talk", "arithmetic", "letters", "tool call", "tool result", "key", "python", "recall")
 TAG = {name: 3 + i for i, name in enumerate(SLICES)}
 """What each target token belongs to: padding, the client's text, a long document, or an answer."""
 
@@ -114,6 +115,12 @@ class RowMaker:
                 left -= 40
                 continue
             request = tools.draw_request(rng, language, box, by_name=rng.random() < 0.1)
+            if rng.random() < 0.7:  # finding the tool is what is hard: practise that alone
+                question, answer = recall.ask_tool(rng, language, request)
+                thought = "" if thinking else None
+                turns.append(Turn("recall", question, Output(answer, reasoning=thought)))
+                left -= 30
+                continue
             thought = request.thought(language) if thinking else None
             call = request.call(f"call_{len(turns)}")
             turns.append(
@@ -150,6 +157,44 @@ class RowMaker:
                 question = f"{document.text}\n\n{question}"
             turns.append(Turn("key", question, Output(documents.answer(language, hidden))))
         return self._row(turns, (), False, None, length, document=True)
+
+    def recall_row(self, rng: Random, length: int) -> Row:
+        """A list, repeated whole or asked for one by one until the row is full. Half of its tokens
+        can be known only by looking back beyond the window, which is what teaches looking back."""
+        language = _language(rng)
+        if rng.random() < 0.5:
+            turns = self._repeated(rng, language, length)
+        else:
+            turns = self._looked_up(rng, language, length)
+        return self._row(turns, (), False, None, length, document=True)
+
+    def _repeated(self, rng: Random, language: Language, length: int) -> list[Turn]:
+        room = (length - 20) // 2
+        items: list[str] = []
+        while room > 0:
+            items.append(recall.draw_item(rng, language))
+            room -= self.estimate(items[-1]) + 1
+        text = recall.listed(rng, language, items)
+        return [Turn("recall", recall.ask_again(rng, language, text), Output(text))]
+
+    def _looked_up(self, rng: Random, language: Language, length: int) -> list[Turn]:
+        form = recall.draw_form(rng, language)
+        pairs, room = [], length * 2 // 5
+        for pair in recall.draw_pairs(rng, language):
+            room -= self.estimate(form.statement(pair))
+            if room < 0:
+                break
+            pairs.append(pair)
+        turns, left = [], length
+        text = recall.joined(language, [form.statement(pair) for pair in pairs])
+        while left > 0:
+            pair = rng.choice(pairs)
+            question = form.question(pair)
+            if not turns:
+                question = f"{text}\n\n{question}"
+            turns.append(Turn("recall", question, Output(form.answer(pair))))
+            left -= self.estimate(question) + self.estimate(form.answer(pair)) + 4
+        return turns
 
     def _chat_turn(self, rng: Random, language: Language, *, thinking: bool, kinds: str) -> Turn:
         kind = rng.choice(kinds)

@@ -1,6 +1,6 @@
 """Makes ember in one go: tokenizer, training, export, scores, curves.
 
-    python training/run.py --minutes 7.5 --out OUT [--smoke]
+    python training/run.py --minutes 7.1 --out OUT [--smoke]
 
 `--minutes` is the whole time; training gets what scoring leaves. OUT gets four files: ember.tar.gz
 (the checkpoint), report.json, log.jsonl and curves.png. Scratch files go to the temporary folder.
@@ -149,12 +149,12 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--minutes", type=float, default=7.1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true", help="every stage in about a minute")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "training" / "tokenizer")
-    parser.add_argument("--step-tokens", type=int, default=65536)
+    parser.add_argument("--step-tokens", type=int, default=32768)
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--device")

@@ -20,7 +20,7 @@ from relight.text.tokenizer import Tokenizer
 from training.rows import Row, RowMaker
 
 LENGTHS = (256, 512, 1024, 4096)
-SHARES = ((0.0, (26, 28, 42, 4)), (0.2, (22, 24, 38, 16)), (0.5, (20, 20, 36, 24)))
+SHARES = ((0.0, (20, 40, 38, 2)), (0.25, (18, 26, 38, 18)), (0.5, (18, 22, 36, 24)))
 """From this progress on: percent of the tokens in rows of each length."""
 
 AHEAD = 48
@@ -44,12 +44,14 @@ def draw_batch(maker: RowMaker, rng: Random, progress: float, tokens: int) -> Ba
 def _draw_row(maker: RowMaker, rng: Random, length: int) -> Row:
     kind = rng.random()
     if length == 256:
-        return maker.thinking_row(rng, length)
+        return (maker.recall_row if kind < 0.3 else maker.thinking_row)(rng, length)
     if length == 512:
-        return maker.chat_row(rng, length)
+        return (maker.recall_row if kind < 0.5 else maker.chat_row)(rng, length)
     if length == 1024 and kind < 0.62:
         return maker.tools_row(rng, length)
-    if kind < 0.94:
+    if kind < (0.75 if length == 1024 else 0.15):
+        return maker.recall_row(rng, length)
+    if kind < 0.95:
         return maker.key_row(rng, length)
     return maker.chat_row(rng, length)
 

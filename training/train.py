@@ -11,21 +11,20 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.config import ModelConfig
+from training.graphs import Replayed
 from training.model import Parameters, initial
 from training.network import Extras, Mode, Network
 from training.optimiser import Optimiser
 from training.rows import DOCUMENT, PROMPT, TAG
 from training.stream import Batch, Stream
 
-SPARSE_FROM = 0.45
+SPARSE_FROM = 0.6
 ROUNDED_FROM = 0.5
 DECAY_FROM = 0.5
 WARM_STEPS = 100
@@ -91,9 +90,12 @@ class Trainer:
         for tag, weight in WEIGHTS.items():
             weights[tag] = weight
         self.tag_weights = weights.to(device)
+        self.factor = torch.zeros((), device=device)
+        self._replayed = Replayed(self._whole_step, device)
         self._sums = torch.zeros(4 + 512, device=device)
         if recipe.compiled:
-            self._compile()
+            with self._replayed.stream():
+                self._compile()
 
     def _compile(self) -> None:
         """Compiles the small functions in both kinds of pass, before the clock starts. A machine
@@ -118,6 +120,10 @@ class Trainer:
 
     def run(self, minutes: float) -> None:
         """Until the time is up, counting what was spent before a resumption."""
+        with self._replayed.stream():
+            self._run(minutes)
+
+    def _run(self, minutes: float) -> None:
         budget_s = 60 * minutes
         start = time.monotonic() - self.spent_s
         last_log = last_save = time.monotonic()
@@ -155,24 +161,21 @@ class Trainer:
                 for name, tensor in self.parameters.items():
                     tensor.copy_(fresh[name])
             self.optimiser = Optimiser(self.parameters)
+        self._replayed.reset()
         self.spent_s = spent_s
 
     def _one_step(self, batch: Batch, progress: float) -> None:
         rounded = progress >= ROUNDED_FROM
         mode = Mode(rounded, rounded, sparse=progress >= SPARSE_FROM)
-        ids, tags = self._upload(batch.ids), self._upload(batch.tags)
-        loss, extras = self._loss(ids, tags.reshape(-1), mode)
-        loss.backward()
         self.step += 1
-        self.optimiser.step(self._factor(progress))
-        self._balance(extras, self._factor(progress))
+        self.factor.fill_(self._factor(progress))
+        self._replayed(batch.ids, batch.tags, mode)
 
-    def _upload(self, array: npt.NDArray[Any]) -> Tensor:
-        """From pinned memory, so that the copy does not wait for the device's queue."""
-        host = torch.from_numpy(array.astype("int32"))
-        if self.device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.device, non_blocking=True).long()
+    def _whole_step(self, ids: Tensor, tags: Tensor, mode: Mode) -> None:
+        loss, extras = self._loss(ids, tags, mode)
+        loss.backward()
+        self.optimiser.step(self.factor)
+        self._balance(extras)
 
     def _loss(self, ids: Tensor, tags: Tensor, mode: Mode) -> tuple[Tensor, Extras]:
         network = self.network
@@ -197,12 +200,13 @@ class Trainer:
         warm = min(self.step / WARM_STEPS, 1.0)
         return self.scale * warm * min(1.0, max((1.0 - progress) / (1.0 - DECAY_FROM), 0.02))
 
-    def _balance(self, extras: Extras, factor: float) -> None:
+    @torch.no_grad()
+    def _balance(self, extras: Extras) -> None:
         """Raises the bias of experts with less than their share of tokens, lowers the others'."""
         bias = self.parameters["ffn.gate.bias"]
         routed = [layer for layer in self.config.layers if layer.routing == "bias"]
         loads = torch.stack([extras.loads[layer.index] for layer in routed]).float()
-        bias += BIAS_RATE * factor * torch.sign(loads.mean(-1, keepdim=True) - loads)
+        bias += BIAS_RATE * self.factor * torch.sign(loads.mean(-1, keepdim=True) - loads)
 
     def _point(self, progress: float, tokens_per_s: float, waited_s: float) -> Point:
         sums = self._sums.tolist()
@@ -259,6 +263,7 @@ class Trainer:
                 tensor.copy_(state["parameters"][name])
         self.optimiser.load(state["optimiser"])
         self.step, self.spent_s = state["step"], state["spent_s"]
+        self._replayed.reset()
 
 
 def _imbalance(extras: Extras) -> Tensor:

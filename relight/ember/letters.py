@@ -4,7 +4,7 @@ from random import Random
 
 import msgspec
 
-from relight.ember.split import Split
+from relight.ember.split import Split, split_of
 from relight.ember.words import Language, spelling_word
 
 ASK: dict[Language, tuple[str, ...]] = {
@@ -37,10 +37,14 @@ class Count(msgspec.Struct, frozen=True):
 
 
 def draw_count(rng: Random, split: Split) -> Count:
-    """Words on their side of the split; the letter is in the word three times in four."""
-    word = spelling_word(rng, split)
-    letters = word if rng.random() < 0.75 else "abcdefghijklmnopqrstuvwxyz"
-    return Count(word, rng.choice(letters))
+    """Held out are made-up words, and pairs of a real word and a letter. The letter is in the word
+    three times in four."""
+    while True:
+        word, real = spelling_word(rng, split)
+        letters = word if rng.random() < 0.75 else "abcdefghijklmnopqrstuvwxyz"
+        count = Count(word, rng.choice(letters))
+        if not real or split_of("letter", f"{count.letter} {word}") == split:
+            return count
 
 
 def question(rng: Random, language: Language, task: Count) -> str:

@@ -4,7 +4,6 @@ Names of tools, of their arguments, and most words whose letters are counted are
 syllables, so that no list of them can be learnt: a model can only copy or spell them.
 """
 
-from functools import cache
 from random import Random
 from typing import Literal
 
@@ -79,6 +78,9 @@ wonder wooden yellow yesterday young zebra
 """)
 
 
+COMMON_SET = frozenset(COMMON)
+
+
 def made_up_word(rng: Random, syllables: int) -> str:
     return "".join(
         rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(syllables)
@@ -94,20 +96,21 @@ def made_up_name(rng: Random, split: Split) -> str:
             return name
 
 
-def spelling_word(rng: Random, split: Split) -> str:
-    """A word of 3 to 12 letters, real one time in three."""
-    real = _common_words(split)
+def spelling_word(rng: Random, split: Split) -> tuple[str, bool]:
+    """A word of 3 to 12 letters, and whether it is real: one time in three. Others are made of
+    syllables or of parts of two real words, and each is on its side of the split; real ones are on
+    both, since a tokenizer may have one token for such a word, whose letters can only be learnt."""
     while True:
-        if rng.random() < 1 / 3:
-            return rng.choice(real)
-        word = made_up_word(rng, rng.choice((1, 2, 2, 3, 3, 4)))
-        if 3 <= len(word) <= 12 and split_of("word", word) == split:
-            return word
-
-
-@cache
-def _common_words(split: Split) -> list[str]:
-    return [word for word in COMMON if split_of("word", word) == split]
+        kind = rng.random()
+        if kind < 1 / 3:
+            return rng.choice(COMMON), True
+        if kind < 2 / 3:
+            word = made_up_word(rng, rng.choice((1, 2, 2, 3, 3, 4)))
+        else:
+            first, last = rng.choice(COMMON), rng.choice(COMMON)
+            word = first[: rng.randint(1, len(first))] + last[rng.randint(0, len(last) - 1) :]
+        if 3 <= len(word) <= 12 and word not in COMMON_SET and split_of("word", word) == split:
+            return word, False
 
 
 KEY_CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"

@@ -63,6 +63,6 @@ def test_engine_computes_what_was_trained(exported: Path) -> None:
     error = (served - trained).abs().amax(-1) / trained.abs().amax()
     # Sums differ in their last bits; where that tips a rounding over, an untrained network carries
     # it on. Before the first such place the two are equal.
-    assert error[:32].median() < 1e-4
+    assert error[:8].max() < 1e-5
     assert error.median() < 0.05
     assert (served.argmax(-1) == trained.argmax(-1)).float().mean() > 0.85

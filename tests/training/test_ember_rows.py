@@ -15,7 +15,13 @@ from training.rows import SLICES, TAG, RowMaker
 from training.stream import draw_batch
 
 TOKENIZER = Path(__file__).parents[2] / "training" / "tokenizer"
-KINDS = (("thinking_row", 256), ("chat_row", 512), ("tools_row", 1024), ("key_row", 1024))
+KINDS = (
+    ("thinking_row", 256),
+    ("chat_row", 512),
+    ("tools_row", 1024),
+    ("key_row", 1024),
+    ("recall_row", 512),
+)
 
 
 @pytest.fixture(scope="module")
