@@ -14,7 +14,10 @@ from relight.base.headers import fault
 EMBER = "ember-v4"
 MANIFEST = "hashes.json"
 PACKAGED: dict[str, tuple[Path, str]] = {
-    EMBER: (Path(__file__).parents[1] / "ember" / "v4", 64 * "0"),
+    EMBER: (
+        Path(__file__).parents[1] / "ember" / "v4",
+        "c8181a593bc20e4a8d2eb5eef85587077ec394a268f9207e3ce838a8d368d99d",
+    ),
 }
 """Name to folder and SHA-256 of its manifest, which has that of each other file. So data of another
 release is told from this one's."""
