@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from relight.base.types import Request
@@ -90,6 +91,19 @@ def test_thinking_and_effort(client: anthropic.Anthropic, served: tuple[Rig, str
     on = served[0].client.requests[-1].prompt
     special = TOKENIZER.special
     assert (off[-1], on[-1]) == (special.think_close, special.think_open)
+
+
+class City(pydantic.BaseModel):
+    name: str
+    size: int
+
+
+def test_an_answer_that_is_parsed() -> None:
+    one = rig(ReplayClient(lambda _: tokens('hm</think>{"name": "Oslo", "size": 7}' + EOS)))
+    with live(one) as url, anthropic.Anthropic(base_url=url, api_key="x") as client:
+        message = client.messages.parse(**ASK, output_format=City)
+    assert message.parsed_output == City(name="Oslo", size=7)
+    assert one.client.requests[0].constraint is not None
 
 
 def test_tokens_are_counted(client: anthropic.Anthropic) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from relight.base.types import Request
@@ -80,6 +81,19 @@ def test_tools_and_their_results(
     prompt = TOKENIZER.decode(served[0].client.requests[-1].prompt)
     assert "<think>need it</think>" in prompt
     assert "<tool_result>sunny</tool_result>" in prompt
+
+
+class City(pydantic.BaseModel):
+    name: str
+    size: int
+
+
+def test_an_answer_that_is_parsed() -> None:
+    one = rig(ReplayClient(lambda _: tokens('hm</think>{"name": "Oslo", "size": 7}' + EOS)))
+    with live(one) as url, openai.OpenAI(base_url=url + "/v1", api_key="x") as client:
+        response = client.responses.parse(**ASK, text_format=City)
+    assert response.output_parsed == City(name="Oslo", size=7)
+    assert one.client.requests[0].constraint is not None
 
 
 def test_errors_have_their_classes(client: openai.OpenAI) -> None:

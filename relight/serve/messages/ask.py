@@ -11,6 +11,7 @@ from relight.serve.messages.schema import (
     Block,
     InputTool,
     MessagesCall,
+    OutputConfig,
     PromptCall,
     ToolChoiceBody,
     Turn,
@@ -23,8 +24,10 @@ from relight.serve.schema import (
     FunctionCall,
     FunctionName,
     FunctionTool,
+    JsonSchemaBody,
     MessageToolCall,
     NamedToolChoice,
+    ResponseFormatBody,
 )
 
 REFUSED = chat_only(
@@ -33,11 +36,13 @@ REFUSED = chat_only(
     stop="stop_sequences",
     reasoning="output_config.effort",
     reasoning_effort="output_config.effort",
+    response_format="output_config.format",
     thinking_token_budget="thinking.budget_tokens",
     enable_thinking="thinking.type",
     parallel_tool_calls="tool_choice.disable_parallel_tool_use",
 ) | {
     "container": Refused(),
+    "output_format": Refused((), "send output_config.format"),
     "mcp_servers": Refused(([],), "call the server's tools on your side"),
 }
 """Fields of the protocol that are not built."""
@@ -51,6 +56,7 @@ _WORDS = (
     (r"(tools\[\d+\])\.function\.", r"\1."),
     (r"\.tool_call_id", ".tool_use_id"),
     (r"reasoning_effort", "output_config.effort"),
+    (r"response_format(\.json_schema)?", "output_config.format"),
 )
 
 Placed = tuple[str, ChatMessage]
@@ -71,6 +77,7 @@ def chat_call(call: PromptCall) -> tuple[ChatCall, Names]:
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         thinking=call.thinking,
         output_config=call.output_config,
+        response_format=_format(call.output_config),
     )
     if isinstance(call, MessagesCall):
         asked.max_tokens = call.max_tokens
@@ -207,6 +214,14 @@ def _tool_choice(choice: ToolChoiceBody) -> str | NamedToolChoice:
     if not choice.name:
         raise _missing("tool_choice.name", "name the tool")
     return NamedToolChoice(type="function", function=FunctionName(name=choice.name))
+
+
+def _format(config: OutputConfig | None) -> ResponseFormatBody | None:
+    """A schema is followed to the letter."""
+    if config is None or config.format is None:
+        return None
+    schema = JsonSchemaBody(schema=config.format.schema, strict=True)
+    return ResponseFormatBody(type=config.format.type, json_schema=schema)
 
 
 def _missing(param: str, remedy: str) -> BadRequest:

@@ -51,6 +51,15 @@ class ToolChoiceBody(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: str
+    schema: dict[str, Any] | bool | None = None
+
+
+class OutputConfig(EffortHolder, kw_only=True):
+    format: OutputFormat | None = None
+
+
 class PromptCall(msgspec.Struct, kw_only=True):
     """Body of `POST /v1/messages/count_tokens`, which may be that of a call as it stands."""
 
@@ -60,7 +69,7 @@ class PromptCall(msgspec.Struct, kw_only=True):
     tools: list[InputTool] | None = None
     tool_choice: ToolChoiceBody | None = None
     thinking: Thinking | None = None
-    output_config: EffortHolder | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesCall(PromptCall, kw_only=True):
