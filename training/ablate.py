@@ -1,0 +1,62 @@
+"""Scores ember on hidden keys, and again with the indexer's picks replaced by chance.
+
+    python training/ablate.py [--checkpoint relight/ember/v4] [--instances 100] [--out FILE]
+
+The network is the one that trains, with served roundings; a minute for each hundred keys at 1K.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)  # not this folder, whose modules have common names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path, default=ROOT / "relight" / "ember" / "v4")
+    parser.add_argument("--instances", type=int, default=100, help="at 1K tokens; a quarter at 4K")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+
+    import torch
+
+    from relight.ember.tasks import held_out
+    from relight.text.tokenizer import Tokenizer
+    from training import score
+    from training.export import read_back
+    from training.network import Mode, Network
+    from training.rows import RowMaker
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    maker = RowMaker(Tokenizer.load(options.checkpoint))
+    sets = held_out(
+        options.seed, options.instances, lambda text: len(maker.tokenizer.encode_text(text))
+    )
+    keys = {name: some for name, some in sets.items() if name[0].startswith("key")}
+    keys = {
+        name: some[: options.instances // 4] if "4K" in name[0] else some
+        for name, some in keys.items()
+    }
+    config, stored = read_back(options.checkpoint, device)
+    network = Network(config, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    torch.manual_seed(options.seed)
+    report: dict[str, dict[str, float]] = {}
+    for name, mode in (
+        ("picks of the indexer", Mode(activations=True)),
+        ("random picks", Mode(activations=True, random_picks=True)),
+    ):
+        scorer = score.Scorer(maker, network, stored, mode, 8192)
+        print(f"{name}:", flush=True)
+        report[name] = score.table(scorer, keys, lambda line: print(line, flush=True))
+    counts = {f"{task} / {language}": len(some) for (task, language), some in keys.items()}
+    text = json.dumps({"instances": counts, "percent right": report}, indent=1) + "\n"
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
