@@ -38,6 +38,7 @@ class Client:
         silence_s: float,
         total_s: float,
         needs_done: bool = True,
+        needs_usage: bool = True,
         started: float | None = None,
     ) -> None:
         self.to = to
@@ -47,6 +48,7 @@ class Client:
         self._silence_s = silence_s
         self._total_s = total_s
         self._needs_done = needs_done
+        self._needs_usage = needs_usage
         self._open: set[Connection] = set()
         self._stopped = False
         self._quiet = asyncio.Event()
@@ -63,6 +65,7 @@ class Client:
             silence_s=seconds,
             total_s=seconds,
             needs_done=self._needs_done,
+            needs_usage=self._needs_usage,
         )
 
     def cancel(self) -> None:
@@ -129,7 +132,12 @@ class Client:
     async def _exchange(
         self, connection: Connection, prompt: Prompt, body: bytes, sched: float
     ) -> Answer:
-        stream = Stream(prompt.max_tokens if prompt.fixed else None, needs_done=self._needs_done)
+        stream = Stream(
+            prompt.max_tokens if prompt.fixed else None,
+            most=prompt.max_tokens,
+            needs_done=self._needs_done,
+            needs_usage=self._needs_usage,
+        )
         self._open.add(connection)
         sent = connection.send(http.head(self.to, "POST", PATH, len(body)), body, stream)
         try:

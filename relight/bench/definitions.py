@@ -79,7 +79,7 @@ def advance(per_position: Sequence[float]) -> float:
 
 def conditional(per_position: Sequence[float]) -> list[float]:
     """Acceptance at a position given that all before it were accepted."""
-    before = [1.0, *per_position[:-1]]
+    before = [1.0, *per_position][: len(per_position)]
     return [
         at / earlier if earlier else 0.0 for at, earlier in zip(per_position, before, strict=True)
     ]

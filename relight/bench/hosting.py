@@ -111,6 +111,7 @@ async def _answers(to: Target, wanted: str, limits: Limits) -> str:
         silence_s=limits.canary_s,
         total_s=limits.canary_s,
         needs_done=limits.done,
+        needs_usage=limits.usage,
     )
     told = await canary(client, limits)
     return "" if told.ok else f"{told.failure}, {told.error}"

@@ -203,14 +203,18 @@ class Whole:
         self.problem = why if problem else ""
 
 
-async def get(to: Target, path: str, timeout_s: float = 10.0) -> bytes | None:
-    """The body of a 200, else None: what a server does not offer is no error here."""
+async def get(
+    to: Target, path: str, timeout_s: float = 10.0, body: bytes | None = None
+) -> bytes | None:
+    """The body of a 200, else None: what a server does not offer is no error here. With a `body`
+    it is a POST."""
     try:
         connection = await connect(to)
     except OSError:
         return None
     sink = Whole()
-    connection.send(head(to, "GET", path, 0), b"", sink)
+    method = "GET" if body is None else "POST"
+    connection.send(head(to, method, path, len(body or b"")), body or b"", sink)
     await connection.finished(timeout_s, timeout_s)
     connection.close()
     return bytes(sink.data) if sink.status == 200 and not sink.problem else None

@@ -76,6 +76,7 @@ class Run:
             "silence_s": limits.silence_s,
             "total_s": limits.total_s,
             "needs_done": limits.done,
+            "needs_usage": limits.usage,
         }
         self._client = Client(to, model, **self._settings)
         self._crew = Crew()

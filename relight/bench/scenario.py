@@ -82,7 +82,9 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a valid result keeps. A share is of 1. `done` false is for a server whose dialect has no
-    `[DONE]`: the body must then end whole by HTTP's own framing. `mem_available_gib` and
+    `[DONE]`: the body must then end whole by HTTP's own framing. `usage` false is for one that
+    counts no tokens in a stream: an answer that ended by its length has those that were allowed,
+    and lengths of prompts are then unknown. `mem_available_gib` and
     `swap_bytes` are floors of the server's machine, asked only when they are set."""
 
     failed: float = 0.0
@@ -106,6 +108,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     swap_bytes: int | None = None
     tuned_context: bool = False
     done: bool = True
+    usage: bool = True
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -65,8 +65,8 @@ async def calibrate(
 ) -> dict[str, Scale]:
     """Learns for each class how many tokens a character makes, through the server's own template:
     for each corpus the slope from a shorter and a longer prompt, both far within the server's
-    `limit`, then the rest from a prompt of the class's own length. Uncalibrated where usage does
-    not tell."""
+    `limit`, then the rest from a prompt of the class's own length. Where usage does not tell, the
+    server's tokenizer does if it can be asked, less the template; else it is uncalibrated."""
     known: dict[int, Scale] = {}
     scales = {}
     for one in classes:
@@ -74,7 +74,12 @@ async def calibrate(
         if corpus not in known:
             known[corpus] = await _probe(client, writer, one, limit)
         scale = known[corpus]
-        if scale.calibrated and 0 < one.input_tokens <= PROBE_TOKENS[-1] and not one.text:
+        if (
+            scale.calibrated
+            and scale.overhead
+            and 0 < one.input_tokens <= PROBE_TOKENS[-1]
+            and not one.text
+        ):
             prompt = writer.prompt(one, scale, max_tokens=2, fixed=False)
             told = (await client.ask(prompt)).n_in or one.input_tokens
             rest = told - scale.slope * len(prompt.text)
@@ -90,7 +95,29 @@ async def _probe(client: Client, writer: Writer, one: Class, limit: int | None) 
         prompt = writer.prompt(one, Scale(), input_tokens=size, max_tokens=2, fixed=False)
         seen.append((len(prompt.text), (await client.ask(prompt)).n_in or 0))
     (short, few), (long, many) = seen
+    if few == 0 and (many := await count_tokens(client.to, client.model, prompt.text)):
+        return Scale(0.0, many / long, calibrated=True)
     if few == 0 or long <= short or many <= few:
         return Scale()
     slope = (many - few) / (long - short)
     return Scale(few - slope * short, slope, calibrated=True)
+
+
+async def count_tokens(to: Target, model: str, text: str) -> int:
+    """As the server's tokenizer counts them, without a template; 0 where there is none to ask. The
+    routes are those of vLLM, of llama-cpp-python and of llama.cpp."""
+    for route, body in (
+        ("/tokenize", {"model": model, "prompt": text}),
+        ("/extras/tokenize/count", {"model": model, "input": text}),
+        ("/tokenize", {"content": text}),
+    ):
+        data = await http.get(to, route, body=msgspec.json.encode(body))
+        try:
+            told = msgspec.json.decode(data or b"{}")
+        except msgspec.DecodeError:
+            continue
+        if isinstance(told, dict) and isinstance(told.get("count"), int):
+            return int(told["count"])
+        if isinstance(told, dict) and told.get("tokens"):
+            return len(told["tokens"])
+    return 0

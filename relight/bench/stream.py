@@ -102,9 +102,20 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class Stream:
     """Fed by a connection: `headers`, `body` as often as there are bytes, `end` once."""
 
-    def __init__(self, wanted: int | None = None, *, needs_done: bool = True) -> None:
+    def __init__(
+        self,
+        wanted: int | None = None,
+        *,
+        most: int | None = None,
+        needs_done: bool = True,
+        needs_usage: bool = True,
+    ) -> None:
+        """`wanted` tokens must come; `most` were allowed. Without usage an answer that ended by its
+        length has just those, and of another nobody knows how many it has."""
         self.wanted = wanted
+        self.most = wanted if most is None else most
         self.needs_done = needs_done
+        self.needs_usage = needs_usage
         self.status = 0
         self.t_headers: float | None = None
         self.t_first_answer: float | None = None
@@ -249,10 +260,20 @@ class Stream:
             self.fail("truncated", "the body ended without [DONE]")
         elif self.finish is None:
             self.fail("no_finish", "[DONE] came without a finish reason")
+        elif not self.needs_usage and self.usage is None:
+            self._judge_unknown()
         elif self.usage is None or not self.usage.completion_tokens:
             self.fail("no_usage", "no usage, or none of the answer; chunks are not tokens")
         else:
             self._judge_length(self.usage.completion_tokens)
+
+    def _judge_unknown(self) -> None:
+        if not self.chunks:
+            self.fail("protocol", "no token came")
+        elif self.finish == "length":
+            self.usage = _Usage(completion_tokens=self.most)
+        elif self.wanted is not None:
+            self.fail("length", f"finish reason {self.finish!r}; wanted {self.wanted} tokens")
 
     def _judge_length(self, told: int) -> None:
         if not self.chunks:

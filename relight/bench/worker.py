@@ -28,6 +28,7 @@ class Order(msgspec.Struct, frozen=True):
     silence_s: float
     total_s: float
     needs_done: bool
+    needs_usage: bool
     started: float
     share: Share
 
@@ -62,6 +63,7 @@ async def _work(order: Order, begin: float) -> None:
         silence_s=order.silence_s,
         total_s=order.total_s,
         needs_done=order.needs_done,
+        needs_usage=order.needs_usage,
         started=order.started,
     )
     loop = asyncio.get_running_loop()

@@ -252,6 +252,30 @@ async def unreadable() -> str:
     return f"unchecked: {', '.join(sorted(ids))}"
 
 
+async def uncounted() -> str:
+    """A server that tells no usage is refused, unless that is declared: then an answer that ended
+    by its length has the tokens that were asked for, and its tokenizer measures the prompts."""
+
+    def reply(asked: Asked) -> Reply:
+        return Reply(ending="no_usage", finish="stop" if asked.number == 5 else "length")
+
+    # Without the word none is measured at all: even the canary has no usage.
+    try:
+        await measure(Script(reply=reply))
+    except Unavailable as problem:
+        told = problem.message
+    else:
+        raise Failed("a server without usage was measured")
+    wanted = scenario(limits={"usage": False})
+    out = await measure(Script(reply=reply, dialect="none", tokenizes=True), wanted)
+    out.must_be_rejected_by("T3", "T4")
+    demand(out.result.counts.failures == {"length": 1}, f"{out.result.counts.failures}")
+    demand(out.result.tokens.out_usage == 7 * 8, "tokens by length are not 7 x 8")
+    lengths = [num_tokens(s.asked.prompt) for s in out.server.measured]
+    near("prompt tokens", statistics.fmean(lengths), 150, 20)
+    return told
+
+
 async def gone() -> str:
     """A server that dies within the run: what was measured is kept, and told to be invalid."""
     servers: list[ScriptedServer] = []
@@ -287,6 +311,7 @@ CASES = (
     Case("T32b", "acceptance by request, verification and position", "recovered", drafts_told),
     Case("T35b", "recorded arrivals keep their times", "recovered", replay),
     Case("T38b", "several client processes", "recovered", processes),
+    Case("T36b", "a server that counts no tokens", "rejected", uncounted),
     Case("gone", "a server that dies within the run", "rejected", gone),
     Case("unreadable", "metrics that are none", "accepted", unreadable),
 )

@@ -68,6 +68,7 @@ class Script:
     spec_accept: tuple[float, ...] = ()
     spec_drafted: tuple[float, ...] = ()  # share of verifications that drafted so far
     settings: dict[str, Any] = field(default_factory=dict)  # what /server_info tells
+    tokenizes: bool = False  # /tokenize counts the tokens of a text
     garbage: bool = False  # metrics and settings are no such thing
 
 

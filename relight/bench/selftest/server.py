@@ -13,7 +13,14 @@ from typing import Any, cast
 import httptools
 import msgspec
 
-from relight.bench.selftest.script import Asked, Script, Served, num_tokens, prompt_of
+from relight.bench.selftest.script import (
+    TEMPLATE_TOKENS,
+    Asked,
+    Script,
+    Served,
+    num_tokens,
+    prompt_of,
+)
 
 BLOCK = 64
 """Characters of a block of the prefix cache."""
@@ -204,6 +211,10 @@ class _Connection(asyncio.Protocol):
             self.whole(200, self.server.metrics())
         elif self._url.startswith(b"/server_info") and self.server.script.settings:
             self.whole(200, msgspec.json.encode(self.server.script.settings))
+        elif self._url == b"/tokenize" and self.server.script.tokenizes:
+            text = str(msgspec.json.decode(bytes(self._body)).get("prompt"))
+            count = num_tokens(text) - TEMPLATE_TOKENS
+            self.whole(200, msgspec.json.encode({"count": count}))
         elif self._url == b"/health":
             self.whole(200, b"{}")
         elif self._url == b"/v1/chat/completions":
