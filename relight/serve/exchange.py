@@ -27,6 +27,7 @@ from relight.base.errors import (
     Unavailable,
 )
 from relight.serve import sse
+from relight.serve.connection import abort
 from relight.serve.voice import OPENAI, Problem, Voice
 from relight.session import Job
 
@@ -201,6 +202,7 @@ class Exchange:
                     return
             except TimeoutError:
                 if self._writes and time.monotonic() - self._last_write >= (self._silent_s or 0):
+                    abort(self.scope)
                     return
 
     async def _beat(self, interval_s: float) -> None:

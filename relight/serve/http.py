@@ -15,6 +15,7 @@ import uvicorn
 
 from relight.base.errors import BadSetting
 from relight.serve.app import create_app
+from relight.serve.connection import connections
 from relight.serve.server import Server
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class HttpServer(uvicorn.Server):
                 create_app(server),
                 lifespan="off",
                 ws="none",
-                http="httptools",
+                http=connections(server.options.silent_s),
                 log_config=None,
                 access_log=False,
                 server_header=False,
