@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pydantic
 import pytest
 
 from relight.base.types import Request
@@ -93,3 +94,33 @@ def test_many_at_once(model: Any) -> None:
 def test_a_refusal_is_told(model: Any) -> None:
     with pytest.raises(Exception, match="temperature"):
         model.bind(temperature=9).invoke("Hi")
+
+
+class City(pydantic.BaseModel):
+    """A city."""
+
+    name: str
+    size: int
+
+
+FORM = '{"name": "Oslo", "size": 7}'
+CALLED = (
+    '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="City">\n'
+    '<｜DSML｜parameter name="name" string="true">Oslo</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="size" string="false">7</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+)
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_a_structure(method: str) -> None:
+    """A named tool and a schema, while the model thinks first."""
+    text = CALLED if method == "function_calling" else FORM
+    one = rig(ReplayClient(lambda _: tokens("hm</think>" + text + EOS)))
+    with live(one) as url:
+        openai = ChatOpenAI(model="tiny", base_url=url + "/v1", api_key="any", max_retries=0)
+        anthropic = ChatAnthropic(model="tiny", base_url=url, api_key="any", max_retries=0)
+        for model in (openai, anthropic):
+            found = model.with_structured_output(City, method=method).invoke("Hi")
+            assert found == City(name="Oslo", size=7)
+            assert one.client.requests[-1].constraint is not None
