@@ -4,8 +4,9 @@ Each check runs the same requests in two ways that must not matter and compares 
 engines only as something that turns requests into tokens.
 """
 
+import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -32,12 +33,20 @@ class Engine(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request lost its slot for want of pages."""
+        ...
+
     def run(self, requests: Sequence[Request]) -> list[Answer]:
         """Runs all of `requests` at once, admitted in their order, to their ends."""
         ...
 
 
-Start = Callable[[Settings], AbstractContextManager[Engine]]
+class Start(Protocol):
+    def __call__(self, settings: Settings, *, num_pages: int = 0) -> AbstractContextManager[Engine]:
+        """A fresh engine, whose caches are empty, with so many pages; 0: as many as fit."""
+        ...
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -49,8 +58,8 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Audit:
-    """The promises about one model and one set of settings. `start` gives a fresh engine, whose
-    caches are empty. `tokens`: how many each request makes."""
+    """The promises about one model and one set of settings. `tokens`: how many each request
+    makes."""
 
     def __init__(self, settings: Settings, start: Start, *, tokens: int = 16) -> None:
         self.settings = msgspec.structs.replace(settings, **LIMITS)
@@ -65,6 +74,7 @@ class Audit:
         yield self._chunks()
         yield self._warm()
         yield self._generated()
+        yield from self._starting_over()
         yield self._threads()
 
     def _request(self, name: str, prompt: Sequence[int]) -> Request:
@@ -123,7 +133,7 @@ class Audit:
         )
 
     def _warm(self) -> Promise:
-        text = "a warm prefix of given tokens gives the same text as a cold run"
+        text = "warm prefixes of given tokens give the same text as cold runs"
         prompt = self._prompt("warm", 2 * PAGE_TOKENS + 1)
         first = self._request("first", prompt)
         others = [
@@ -134,16 +144,57 @@ class Audit:
         return self._after(text, [first], others, {"prefix_cache": "on"})
 
     def _generated(self) -> Promise:
+        """What could be reused, and must not be."""
         text = "with reuse_generated off, a turn after generated text equals a cold run"
-        # The second page ends among generated tokens: it could be reused, and must not be.
-        prompt = self._prompt("turn", 2 * PAGE_TOKENS - 2)
-        first = self._request("turn", prompt)
-        made = self._one(first, prefix_cache="off").tokens
-        tail = self._prompt("next turn", 30)
-        second = self._request("next turn", [*first.prompt, *made, *tail])
+        first, second = self._turns
         return self._after(
             text, [first], [second], {"prefix_cache": "on", "reuse_generated": "off"}
         )
+
+    @functools.cached_property
+    def _turns(self) -> tuple[Request, Request]:
+        """A request, and one that goes on after its answer. The second page ends among generated
+        tokens."""
+        first = self._request("turn", self._prompt("turn", 2 * PAGE_TOKENS - 2))
+        made = self._one(first, prefix_cache="off").tokens
+        tail = self._prompt("next turn", 30)
+        return first, self._request("next turn", [*first.prompt, *made, *tail])
+
+    def _starting_over(self) -> Iterator[Promise]:
+        """A turn after generated text, youngest beside five requests that need two pages each.
+        Where there are nine pages, its own are taken, and it is computed again: all tokens in the
+        roles that they had where it was found."""
+        text = "starting over after the loss of a slot never changes text"
+        reuse = "reused generated tokens are what going on in their sequence gives"
+        first, second = self._turns
+        mates = [
+            self._request(f"older {i}", self._prompt(f"older {i}", PAGE_TOKENS - 1))
+            for i in range(5)
+        ]
+        changes = {"prefix_cache": "on", "reuse_generated": "on", "admit_output": 1}
+        settings = msgspec.structs.replace(self.settings, **changes)
+        found = []
+        for num_pages in (0, 9):
+            with self.start(settings, num_pages=num_pages) as engine:
+                engine.run([first])
+                found.append(engine.run([*mates, second]))
+                lost = engine.num_preemptions
+        if not lost:
+            why = "no request lost its slot, so there was nothing to compare"
+            yield Promise(text, "not checked", why)
+            yield Promise(reuse, "not checked", why)
+            return
+        kept, again = found
+        what = f"{len(kept)} requests, {lost} slots lost"
+        yield _compare(text, what, zip(kept, again, strict=True))
+        reused = min(kept[-1].num_cached, again[-1].num_cached)
+        if reused <= len(first.prompt):
+            yield Promise(
+                reuse, "not checked", f"{reused} tokens were reused, none of them generated"
+            )
+            return
+        what = f"{reused} tokens reused, or computed again"
+        yield _compare(reuse, what, [(kept[-1], again[-1])])
 
     def _after(
         self,

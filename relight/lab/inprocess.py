@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import torch
 
 from relight.base.config import read_config
@@ -10,7 +11,8 @@ from relight.base.errors import StepFailed
 from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import Request
-from relight.engine.assemble import assemble
+from relight.cache.layout import layout
+from relight.engine.assemble import assemble, choose_device, choose_numerics
 from relight.engine.loop import Loop
 from relight.lab.audit import Answer
 
@@ -19,6 +21,10 @@ class InProcess:
     def __init__(self, loop: Loop, vocab_size: int) -> None:
         self._loop = loop
         self.vocab_size = vocab_size
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._loop.stats().preemptions
 
     def run(self, requests: Sequence[Request]) -> list[Answer]:
         """Raises `StepFailed` if a request ends in an error."""
@@ -37,10 +43,15 @@ class InProcess:
 
 
 @contextmanager
-def start_in_process(settings: Settings) -> Iterator[InProcess]:
-    """A fresh engine. The number of torch's threads is put back afterwards."""
+def start_in_process(settings: Settings, *, num_pages: int = 0) -> Iterator[InProcess]:
+    """A fresh engine, with so many pages if not 0. The number of torch's threads is put back
+    afterwards."""
     threads = torch.get_num_threads()
     config = read_config(model_folder(settings.model) / "config.json").config
+    if num_pages:
+        numerics = choose_numerics(settings.numerics, choose_device(settings.device))
+        page_bytes = layout(config, numerics).page.bytes
+        settings = msgspec.structs.replace(settings, cache_bytes=(num_pages + 1) * page_bytes)
     try:
         loop, _ = assemble(settings, lambda done, total: None)
         yield InProcess(loop, config.vocab_size)

@@ -10,8 +10,9 @@ from relight.base.settings import Settings
 from relight.base.types import Request
 from relight.lab.audit import Answer, Audit, Promise
 
-Noise = Callable[[Settings, int, int], object]
-"""What a token wrongly hangs on: settings, the number of batch mates, and cached tokens."""
+Noise = Callable[[Settings, int, int, int], object]
+"""What a token wrongly hangs on: settings, the number of batch mates, cached tokens, and how often
+its request has lost its slot."""
 
 
 class Hashing:
@@ -19,19 +20,25 @@ class Hashing:
 
     vocab_size = 1000
 
-    def __init__(self, settings: Settings, noise: Noise) -> None:
+    def __init__(self, settings: Settings, noise: Noise, num_pages: int) -> None:
         self.settings = settings
+        self.num_pages = num_pages
+        self.num_preemptions = 0
         self.noise = noise
         self.seen: list[tuple[int, ...]] = []
 
     def run(self, requests: Sequence[Request]) -> list[Answer]:
-        return [self._answer(request, len(requests)) for request in requests]
+        short = bool(self.num_pages) and len(requests) > 1  # then the youngest starts over
+        self.num_preemptions += short
+        *older, youngest = requests
+        answers = [self._answer(request, len(requests), 0) for request in older]
+        return [*answers, self._answer(youngest, len(requests), int(short))]
 
-    def _answer(self, request: Request, mates: int) -> Answer:
+    def _answer(self, request: Request, mates: int, lost: int) -> Answer:
         cached = self._cached(request.prompt)
         tokens = list(request.prompt)
         for _ in range(request.sampling.max_tokens):
-            state = (tokens, request.sampling.seed, self.noise(self.settings, mates, cached))
+            state = (tokens, request.sampling.seed, self.noise(self.settings, mates, cached, lost))
             digest = hashlib.sha256(repr(state).encode()).digest()
             tokens.append(int.from_bytes(digest[:2], "little") % self.vocab_size)
         self.seen.append(tuple(tokens))
@@ -46,18 +53,18 @@ class Hashing:
 
 def verdicts(noise: Noise) -> dict[str, Promise]:
     @contextmanager
-    def start(settings: Settings) -> Iterator[Hashing]:
-        yield Hashing(settings, noise)
+    def start(settings: Settings, *, num_pages: int = 0) -> Iterator[Hashing]:
+        yield Hashing(settings, noise, num_pages)
 
     audit = Audit(Settings(model="none", device="cpu"), start, tokens=8)
     return {promise.text.split()[0]: promise for promise in audit.promises()}
 
 
-NAMES = {"batch", "any", "a", "with", "the"}
+NAMES = {"batch", "any", "warm", "with", "starting", "reused", "the"}
 
 
 def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
-    found = verdicts(lambda settings, mates, cached: None)
+    found = verdicts(lambda settings, mates, cached, lost: None)
     assert {name for name, promise in found.items() if promise.verdict == "kept"} == NAMES
     assert found["text"].verdict == "not checked"
 
@@ -65,12 +72,13 @@ def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
 @pytest.mark.parametrize(
     ("noise", "broken"),
     [
-        (lambda settings, mates, cached: mates, {"batch"}),
-        (lambda settings, mates, cached: settings.max_step_tokens, {"any"}),
-        (lambda settings, mates, cached: cached, {"a", "with"}),
-        (lambda settings, mates, cached: settings.threads, {"the"}),
+        (lambda settings, mates, cached, lost: mates, {"batch"}),
+        (lambda settings, mates, cached, lost: settings.max_step_tokens, {"any"}),
+        (lambda settings, mates, cached, lost: cached, {"warm", "with"}),
+        (lambda settings, mates, cached, lost: lost, {"starting", "reused"}),
+        (lambda settings, mates, cached, lost: settings.threads, {"the"}),
     ],
-    ids=["mates", "chunks", "cache", "threads"],
+    ids=["mates", "chunks", "cache", "preemption", "threads"],
 )
 def test_a_broken_promise_is_named_and_no_other(noise: Noise, broken: set[str]) -> None:
     found = verdicts(noise)
@@ -80,11 +88,12 @@ def test_a_broken_promise_is_named_and_no_other(noise: Noise, broken: set[str]) 
 
 def test_an_engine_that_reuses_nothing_is_not_called_true_to_its_cache() -> None:
     @contextmanager
-    def start(settings: Settings) -> Iterator[Hashing]:
-        engine = Hashing(settings, lambda settings, mates, cached: None)
+    def start(settings: Settings, *, num_pages: int = 0) -> Iterator[Hashing]:
+        engine = Hashing(settings, lambda *_: None, num_pages)
         engine._cached = lambda prompt: 0  # type: ignore[method-assign]
         yield engine
 
     audit = Audit(Settings(model="none", device="cuda"), start, tokens=2)
     found = {promise.text.split()[0]: promise.verdict for promise in audit.promises()}
-    assert found["a"] == found["with"] == found["the"] == "not checked"
+    unchecked = ("warm", "with", "reused", "the")
+    assert {found[name] for name in unchecked} == {"not checked"}
