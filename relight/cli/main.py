@@ -6,7 +6,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import RelightError
-from relight.cli import bench, chat, checkpoint, generate, run, show
+from relight.cli import bench, chat, checkpoint, evaluate, generate, run, show
 from relight.engine.openmp import let_threads_sleep
 
 REMEDY = "give another path, or see to its rights and to free space"
@@ -30,6 +30,7 @@ for command in (
     run.audit,
 ):
     app.command()(command)
+app.command("eval")(evaluate.evaluate)
 app.add_typer(bench.app)
 
 
