@@ -180,6 +180,8 @@ def main(assemble: Assemble | None = None) -> int:
     size = int.from_bytes(os.read(0, 4), "little")
     settings = msgspec.msgpack.decode(_read(size), type=Settings)
     configure("engine", settings.log_level, settings.log_format)
+    # A process that ends while torch is imported would tell of torch's caches.
+    logging.getLogger("torch").setLevel(logging.WARNING)
     channel = Channel(address)
     worker = Worker(channel)
     signal.signal(signal.SIGTERM, worker.on_signal)
