@@ -1,8 +1,9 @@
 """The life of a request without HTTP. Knows no wire format, and no engine beyond its client."""
 
+from relight.session.job import Job, Observer
 from relight.session.pieces import Answer, CallStart, Candidate, Finish, Piece, Scored, collect
 from relight.session.request import Options, SamplingDefaults
-from relight.session.session import Job, Observer, Session
+from relight.session.session import Session
 from relight.session.together import collect_all, together
 
 __all__ = [

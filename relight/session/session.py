@@ -7,9 +7,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol, TypeVar, cast
+from typing import cast
 
 import msgspec
 
@@ -18,9 +18,11 @@ from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
 from relight.engine.client import EngineClient
+from relight.session.aside import aside, num_characters
 from relight.session.checker import Checker, InChild, InProcess
 from relight.session.constrain import Constrainer
 from relight.session.heard import Heard
+from relight.session.job import Job, Observer, Times, stop_token, text_tokens
 from relight.session.memory import Memory, Opening
 from relight.session.pieces import Finish, Piece
 from relight.session.pipeline import ChatPipeline, Pipeline, RawPipeline
@@ -35,7 +37,7 @@ from relight.session.request import (
 )
 from relight.text.calls import Markup
 from relight.text.constrain import Wanted
-from relight.text.conversation import Conversation, Start, Tool
+from relight.text.conversation import Conversation
 from relight.text.detokenize import StopStrings
 from relight.text.fim import fill_in
 from relight.text.fingerprint import fingerprint
@@ -43,52 +45,7 @@ from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Tokenizer
 from relight.text.writer import Prompt
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
-# About 1 MB of text is encoded in a second: longer text goes to a thread, so that no stream waits
-# longer than 2 ms for it.
-INLINE_CHARACTERS = 2048
-TOOL_CHARACTERS = 500  # of a common schema; counting them would cost what is to be saved
-
-
-@dataclass(slots=True)
-class Times:
-    """How long a request waited for its slot, was read, and was made, and how it ended; set when it
-    has ended by itself."""
-
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    finish: Finish | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request that may be run. `start` is where the output begins, raw: it is not parsed;
-    `continued`: text of the client stands before it. `arrived` is in the session's seconds."""
-
-    request: Request
-    options: Options
-    start: Start | Literal["raw"]
-    arrived: float
-    tools: tuple[Tool, ...] = ()
-    continued: bool = False
-    opening: Opening | None = None
-    times: Times = field(default_factory=Times, compare=False)
-
-    @property
-    def is_later_choice(self) -> bool:
-        return self.request.sampling.choice > 0
-
-
-class Observer(Protocol):
-    """Is told of each job, for metrics."""
-
-    def delta(self, job: Job, delta: TokenDelta) -> None: ...
-
-    def ended(self, job: Job, reason: FinishReason) -> None: ...
 
 
 class Session:
@@ -169,16 +126,17 @@ class Session:
 
     async def encode_chat(self, conversation: Conversation, cache_salt: str = "") -> Prompt:
         conversation = self._with_effort(conversation)
-        num_characters = _num_characters(conversation)
         recall = self._memory.recall(cache_salt) if self._memory else None
-        return await _aside(lambda: self._encoder.encode(conversation, recall), num_characters)
+        return await aside(
+            lambda: self._encoder.encode(conversation, recall), num_characters(conversation)
+        )
 
     async def encode_raw(self, text: str) -> list[int]:
-        return await _aside(lambda: self.tokenizer.encode_raw(text), len(text))
+        return await aside(lambda: self.tokenizer.encode_raw(text), len(text))
 
     async def decode(self, ids: Sequence[int]) -> str:
         self.check_ids(ids, "tokens")
-        return await _aside(lambda: self.tokenizer.decode(ids), 4 * len(ids))
+        return await aside(lambda: self.tokenizer.decode(ids), 4 * len(ids))
 
     async def spell(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, U+FFFD where it is no whole character."""
@@ -186,7 +144,7 @@ class Session:
         def texts() -> list[str]:
             return [self.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
 
-        return await _aside(texts, 4 * len(ids))
+        return await aside(texts, 4 * len(ids))
 
     async def chat(self, conversation: Conversation, options: Options) -> Job:
         """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
@@ -207,7 +165,7 @@ class Session:
         request = await self._constrained(request, wanted)
         if self._memory:
             explain = partial(self._memory.explain, options.cache_salt, prompt)
-            if found := await _aside(explain, len(prompt.ids)):
+            if found := await aside(explain, len(prompt.ids)):
                 log.info("%s: %s", request.id, found.told(len(prompt.ids)))
         return Job(
             request,
@@ -285,7 +243,7 @@ class Session:
                     if delta.finish == "abort":
                         ending = "abort"
                         raise Unavailable("the engine gave this request up; send it again later")
-                    tokens = _text_tokens(job, delta)
+                    tokens = text_tokens(job, delta)
                     pieces = pipeline.feed(tokens, delta.logprobs)
                     if heard:
                         heard.add(tokens, pieces)
@@ -395,34 +353,6 @@ class Session:
             return Finish("stop", usage, pipeline.stopped_by)
         if last.finish == "length":
             return Finish("length", usage)
-        token = _stop_token(job, last)
+        token = stop_token(job, last)
         asked = token if token in job.options.stop_token_ids else None
         return Finish("tool_calls" if pipeline.called else "stop", usage, asked)
-
-
-def _stop_token(job: Job, delta: TokenDelta) -> int | None:
-    """The token that ended the answer, if one did."""
-    if delta.finish != "stop" or not delta.tokens:
-        return None
-    token = delta.tokens[-1]
-    return token if token in job.request.sampling.stop_token_ids else None
-
-
-def _text_tokens(job: Job, delta: TokenDelta) -> Sequence[int]:
-    """The tokens of a delta without the one that ended the answer."""
-    return delta.tokens if _stop_token(job, delta) is None else delta.tokens[:-1]
-
-
-def _num_characters(conversation: Conversation) -> int:
-    """Roughly, and cheaply, how long the prompt will be."""
-    count = TOOL_CHARACTERS * len(conversation.tools)
-    for message in conversation.messages:
-        count += len(message.content or "") + len(message.reasoning or "")
-        count += sum(len(call.arguments) for call in message.tool_calls)
-    return count
-
-
-async def _aside(work: Callable[[], T], num_characters: int) -> T:
-    if num_characters < INLINE_CHARACTERS:
-        return work()
-    return await asyncio.to_thread(work)

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from relight.cache.layout import PAGE_TOKENS
+from relight.session.job import Job
 from relight.session.pieces import Answer, Finish, Piece
-from relight.session.session import Job, Session
+from relight.session.session import Session
 
 
 async def together(

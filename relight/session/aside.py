@@ -1,0 +1,29 @@
+"""Runs in a thread what would make streams wait. Knows what encoding costs, and nothing else."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from relight.text.conversation import Conversation
+
+T = TypeVar("T")
+
+# About 1 MB of text is encoded in a second: longer text goes to a thread, so that no stream waits
+# longer than 2 ms for it.
+INLINE_CHARACTERS = 2048
+TOOL_CHARACTERS = 500  # of a common schema; counting them would cost what is to be saved
+
+
+async def aside(work: Callable[[], T], num_characters: int) -> T:
+    if num_characters < INLINE_CHARACTERS:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def num_characters(conversation: Conversation) -> int:
+    """Roughly, and cheaply, how long the prompt will be."""
+    count = TOOL_CHARACTERS * len(conversation.tools)
+    for message in conversation.messages:
+        count += len(message.content or "") + len(message.reasoning or "")
+        count += sum(len(call.arguments) for call in message.tool_calls)
+    return count
