@@ -175,7 +175,8 @@ def summary(sequence: Sequence) -> str:
     """One line about a request that has ended: what it read, what it made, how long both took."""
     prompt, cached, made = sequence.num_prompt, sequence.num_cached, sequence.num_made
     admitted_s, first_s, ended_s = sequence.admitted_s, sequence.first_token_s, sequence.ended_s
-    name, queued_s = sequence.request.id, (admitted_s or ended_s) - sequence.arrived_s
+    queued_s = (ended_s if admitted_s is None else admitted_s) - sequence.arrived_s
+    name = sequence.request.id
     if admitted_s is None or first_s is None:
         state = "in the queue" if admitted_s is None else "while reading"
         return f"{name}: {sequence.finish} {state}, {prompt} tokens, after {_ms(queued_s)} queued"

@@ -5,8 +5,10 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +98,50 @@ def test_a_server_answers_and_ends_with_no_child_left(server: "subprocess.Popen[
     assert server.stdout.read() == "ended\n"
     assert server.wait(20) == 0
     assert not any(exists(engine) for engine in engines)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
+def test_ctrl_c_twice_ends_a_running_answer_and_leaves_nothing(checkpoint: Path) -> None:
+    """The keys reach the server and its engine. No process, port or folder is left, nor shared
+    memory, of which they use none; and the client is told why its answer ends."""
+    scratch = tempfile.mkdtemp()  # short: it is part of a socket's path
+    server = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(checkpoint)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"TMPDIR": scratch},
+    )
+    assert server.stdout
+    try:
+        url = json.loads(server.stdout.readline())[0]
+        engines = children(server.pid)
+        assert engines
+        assert not any(map(uses_shared_memory, [server.pid, *engines]))
+        body = {"prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=START_S) as answer:
+            events = answer.iter_lines()
+            assert next(events).startswith("data: ")
+            os.killpg(server.pid, signal.SIGINT)
+            while httpx.get(f"{url}/health").json()["state"] != "draining":
+                time.sleep(0.05)
+            os.killpg(server.pid, signal.SIGINT)
+            told = [event for event in events if event]
+        assert "the server is stopping" in told[-1]
+        assert server.stdout.read() == "ended\n"
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert not any(exists(engine) for engine in engines)
+    Path(scratch).rmdir()  # which is empty
+    with socket.create_server(("127.0.0.1", httpx.URL(url).port or 0)):
+        pass
+
+
+def uses_shared_memory(pid: int) -> bool:
+    return "/dev/shm" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_a_signal_while_the_model_is_loaded_ends_all(server: "subprocess.Popen[str]") -> None:
