@@ -27,6 +27,13 @@ FP4_SCALE_GROUP = 32
 """Values per UE8M0 scale of an FP4 index key."""
 
 
+FINE_FP4_GROUP = 16
+"""Values per E4M3 scale of a V4.1 compressed row."""
+
+SMALL_FP8_GROUP = 32
+"""Values per UE8M0 scale of a V4.1 window row."""
+
+
 def kv_row(dim: int, rope_dim: int) -> RowFormat:
     """A V4 window or compressed row: FP8 in groups of 64 for the dims before the rotary ones, bf16
     for those, one UE8M0 byte a group and one byte of padding: 448 + 128 + 8 = 584 for 512 dims."""
@@ -36,8 +43,24 @@ def kv_row(dim: int, rope_dim: int) -> RowFormat:
     return RowFormat("fp8", dim, nope + 2 * rope_dim, groups + groups % 2)
 
 
+def window_row_v41(dim: int) -> RowFormat:
+    """A V4.1 window row: all dims FP8 in groups of 32: 512 + 16 = 528 for 512 dims."""
+    return RowFormat("fp8-all", dim, dim, dim // SMALL_FP8_GROUP)
+
+
+def compressed_row_v41(dim: int) -> RowFormat:
+    """A V4.1 compressed row: all dims FP4 in groups of 16, an E4M3 scale each: 256 + 32 = 288 for
+    512 dims."""
+    return RowFormat("fp4-fine", dim, dim // 2, dim // FINE_FP4_GROUP)
+
+
+def token_row() -> RowFormat:
+    """A token id, as int64."""
+    return RowFormat("token", 1, 8, 0)
+
+
 def index_row(dim: int) -> RowFormat:
-    """A V4 index key: FP4 in groups of 32, one UE8M0 byte a group: 64 + 4 = 68 for 128 dims."""
+    """An index key: FP4 in groups of 32, one UE8M0 byte a group: 64 + 4 = 68 for 128 dims."""
     return RowFormat("fp4", dim, dim // 2, dim // FP4_SCALE_GROUP)
 
 

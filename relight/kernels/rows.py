@@ -2,8 +2,9 @@
 what a row means nor who owns it.
 
 Formats (`base/formats.py`): "fp8" is a V4 KV row, its first dims E4M3 in groups of 64 and its last
-(rotary) ones bf16; "fp4" is an index key, packed E2M1 in groups of 32; "float32" is raw. Scales are
-UE8M0 bytes.
+(rotary) ones bf16; "fp4" is an index key, packed E2M1 in groups of 32; "fp8-all" is a V4.1 window
+row, E4M3 in groups of 32; "fp4-fine" is a V4.1 compressed row, packed E2M1 in groups of 16;
+"float32" is raw. Scales are UE8M0 bytes, of "fp4-fine" E4M3 ones.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.base.formats import FP4_SCALE_GROUP, FP8_SCALE_GROUP, RowFormat
+from relight.base.formats import (
+    FINE_FP4_GROUP,
+    FP4_SCALE_GROUP,
+    FP8_SCALE_GROUP,
+    SMALL_FP8_GROUP,
+    RowFormat,
+)
 from relight.kernels.codec import fp4_dequantise, fp4_quantise, fp8_dequantise, fp8_quantise
+from relight.kernels.fine_fp4 import fine_fp4_dequantise, fine_fp4_quantise
+
+KNOWN = "fp8, fp4, fp8-all, fp4-fine or float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,11 @@ def pack(format: RowFormat, values: Tensor) -> tuple[Tensor, Tensor]:
         return _bytes(values.float()), _scale_bytes(format, values)
     if format.name == "fp4":
         return fp4_quantise(values, FP4_SCALE_GROUP)
-    assert format.name == "fp8", f"row format is {format.name!r}; wanted fp8, fp4 or float32"
+    if format.name == "fp8-all":
+        return fp8_quantise(values, SMALL_FP8_GROUP)
+    if format.name == "fp4-fine":
+        return fine_fp4_quantise(values, FINE_FP4_GROUP)
+    assert format.name == "fp8", f"row format is {format.name!r}; wanted {KNOWN}"
     nope = _nope(format)
     codes, scales = fp8_quantise(values[..., :nope], FP8_SCALE_GROUP)
     scale = _scale_bytes(format, values)
@@ -77,7 +91,11 @@ def unpack(format: RowFormat, data: Tensor, scale: Tensor) -> Tensor:
         return data.contiguous().view(torch.float32)
     if format.name == "fp4":
         return fp4_dequantise(data, scale)
-    assert format.name == "fp8", f"row format is {format.name!r}; wanted fp8, fp4 or float32"
+    if format.name == "fp8-all":
+        return fp8_dequantise(data, scale)
+    if format.name == "fp4-fine":
+        return fine_fp4_dequantise(data, scale)
+    assert format.name == "fp8", f"row format is {format.name!r}; wanted {KNOWN}"
     nope = _nope(format)
     values = fp8_dequantise(data[..., :nope], scale[..., : nope // FP8_SCALE_GROUP])
     rope = data[..., nope:].contiguous().view(torch.bfloat16)

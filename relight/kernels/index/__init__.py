@@ -7,6 +7,7 @@ from torch import Tensor
 
 from relight.base.numerics import Family
 from relight.kernels.check import F32, I64, expect, expect_family
+from relight.kernels.index import candidates as two_level
 from relight.kernels.index import reference
 from relight.kernels.rows import Rows
 
@@ -46,6 +47,52 @@ def scores(
     """The scores that `select` ranks -> [n, E] float32, -inf where an entry is not visible."""
     _check(q, weights, keys, places, counts, visible, family)
     return reference.scores(q, weights, keys, places, counts, visible, family)
+
+
+def select_and_publish(
+    q: Tensor,
+    weights: Tensor,
+    keys: Rows,
+    places: Tensor,
+    counts: Sequence[int],
+    visible: Tensor,
+    k: int,
+    size: int,
+    blocks: int,
+    family: Family,
+) -> tuple[Tensor, Tensor]:
+    """What `select` gives, and the best blocks of `size` entries of each row -> [n, blocks] int64,
+    ascending, -1 behind.
+
+    A block is worth its best visible entry; the block of a row's newest entry is always among
+    them. Ties go to the lowest block. A row that sees at most `blocks` blocks gets all of them.
+    """
+    _check(q, weights, keys, places, counts, visible, family)
+    return two_level.select_and_publish(
+        q, weights, keys, places, counts, visible, k, size, blocks, family
+    )
+
+
+def select_within(
+    q: Tensor,
+    weights: Tensor,
+    keys: Rows,
+    places: Tensor,
+    counts: Sequence[int],
+    visible: Tensor,
+    candidates: Tensor,
+    k: int,
+    size: int,
+    family: Family,
+) -> Tensor:
+    """The k best entries of each row that lie in its `candidates` [n, blocks] int64, which are
+    blocks of `size` entries (-1: none) -> [n, k] as of `select`. A row that sees at most k gets all
+    of them."""
+    _check(q, weights, keys, places, counts, visible, family)
+    expect(candidates, "candidates", (q.shape[0], None), I64)
+    return two_level.select_within(
+        q, weights, keys, places, counts, visible, candidates, k, size, family
+    )
 
 
 def _check(
