@@ -11,6 +11,9 @@ What is kept, and where:
   overlapping compressor (ratio 4), the A halves of the four rows before the boundary. Other ratios
   leave nothing open there, since they divide 128 and do not overlap.
 
+V4.1 has compressed rows and index keys in its full layers only, which other layers read, and the
+last token ids of a sequence in its slot and records: the next n-grams begin with them.
+
 A ring is `REWIND_ROWS` rows longer than what is read, so that a rejected row never overwrites a row
 that an accepted one reads: rewinding by up to that many rows is setting a length.
 """
@@ -20,7 +23,15 @@ from dataclasses import dataclass
 
 from relight.base.config import PAGE_TOKENS as PAGE_TOKENS  # whoever lays out needs it
 from relight.base.config import ModelConfig
-from relight.base.formats import RowFormat, float_row, index_row, kv_row
+from relight.base.formats import (
+    RowFormat,
+    compressed_row_v41,
+    float_row,
+    index_row,
+    kv_row,
+    token_row,
+    window_row_v41,
+)
 from relight.base.numerics import Numerics
 
 REWIND_ROWS = 16
@@ -92,7 +103,13 @@ def partial(ratio: int) -> str:
     return f"partial{ratio}"
 
 
+def index_keys(ratio: int) -> str:
+    """Name of the field that holds the index keys of V4.1's full layers with this ratio."""
+    return f"index_keys{ratio}"
+
+
 WINDOW = "window"
+TOKENS = "tokens"
 INDEX_KEYS = "index_keys"
 INDEX_PARTIAL = "index_partial"
 
@@ -106,10 +123,24 @@ def partial_ring_rows(ratio: int) -> int:
     return (2 * ratio if ratio == OVERLAP_RATIO else ratio) + REWIND_ROWS
 
 
+def token_ring_rows(config: ModelConfig) -> int:
+    """Rows of the token ids that n-grams begin with, 0 without n-grams."""
+    return config.engram.max_ngram - 1 + REWIND_ROWS if config.engram else 0
+
+
+def ring_lengths(config: ModelConfig) -> tuple[int, ...]:
+    """Of all kinds of rings that rows are written to, ascending."""
+    ratios = {layer.ratio for layer in config.layers if layer.ratio}
+    lengths = {window_ring_rows(config), *map(partial_ring_rows, ratios)}
+    return tuple(sorted(lengths | ({token_ring_rows(config)} if config.engram else set())))
+
+
 def layout(
     config: ModelConfig, numerics: Numerics, index_format: RowFormat | None = None
 ) -> Layout:
     """The layout of `config`'s state. `index_format` asks what other index keys would cost."""
+    if config.generation == "v4.1":
+        return _layout_v41(config, numerics)
     head, index = config.head_dim, config.index_dim
     row = kv_row(head, config.rope_dim) if numerics.quantised else float_row(head)
     key = index_format or (index_row(index) if numerics.quantised else float_row(index))
@@ -134,6 +165,29 @@ def layout(
         slot.append(_Rows(INDEX_PARTIAL, layers, ring, float_row(4 * index)))
         record.append(_Rows(partial(ratio), layers, ratio, float_row(2 * head)))
         record.append(_Rows(INDEX_PARTIAL, layers, ratio, float_row(2 * index)))
+    return Layout(_block(page), _block(slot), _block(record))
+
+
+def _layout_v41(config: ModelConfig, numerics: Numerics) -> Layout:
+    head, index, quantised = config.head_dim, config.index_dim, numerics.quantised
+    window = window_row_v41(head) if quantised else float_row(head)
+    row = compressed_row_v41(head) if quantised else float_row(head)
+    key = index_row(index) if quantised else float_row(index)
+    everywhere = tuple(range(config.num_layers))
+    page = []
+    slot = [_Rows(WINDOW, everywhere, window_ring_rows(config), window)]
+    record = [_Rows(WINDOW, everywhere, config.window, window)]
+    full = [layer for layer in config.layers if layer.attention == "full"]
+    for ratio in sorted({layer.ratio for layer in full}):
+        layers = tuple(layer.index for layer in full if layer.ratio == ratio)
+        page.append(_Rows(compressed(ratio), layers, PAGE_TOKENS // ratio, row))
+        page.append(_Rows(index_keys(ratio), layers, PAGE_TOKENS // ratio, key))
+        if ratio > 1:  # a raw row: values and gates of one head
+            ring = partial_ring_rows(ratio)
+            slot.append(_Rows(partial(ratio), layers, ring, float_row(2 * head)))
+    if config.engram:
+        slot.append(_Rows(TOKENS, (0,), token_ring_rows(config), token_row()))
+        record.append(_Rows(TOKENS, (0,), config.engram.max_ngram - 1, token_row()))
     return Layout(_block(page), _block(slot), _block(record))
 
 

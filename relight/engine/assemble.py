@@ -49,8 +49,7 @@ from relight.kernels.device import (
     memory_added,
 )
 from relight.kernels.select import variants
-from relight.model.transformer import Transformer
-from relight.model.weights import load_weights
+from relight.model.network import load, network
 from relight.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     spec = layout(config, numerics)
     counts = count_bytes(settings.num_slots, config.vocab_size)
     notes = check_memory(config, spec, settings, device, counts)
-    weights = load_weights(model, device, progress=progress)
+    weights = load(model, device, progress=progress)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
@@ -86,7 +85,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_slots=fitted.num_slots,
         num_records=fitted.num_records,
     )
-    runner = Runner(Transformer(config, weights, numerics), pool, max_context=fitted.max_context)
+    runner = Runner(network(config, weights, numerics), pool, max_context=fitted.max_context)
     # A processor reads only the experts that it needs: one row does not bring all weights in.
     wanted = 1 if device.type == "cpu" else settings.max_step_tokens
     rows = min(wanted, fitted.max_context - 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from relight.base.numerics import Family
-from relight.cache.layout import PAGE_TOKENS, partial_ring_rows, window_ring_rows
+from relight.cache.layout import PAGE_TOKENS, ring_lengths
 from relight.engine.plan import LAST_SAMPLED, Rows
 from relight.kernels.device import upload
 from relight.model.inputs import Segment
@@ -28,9 +28,7 @@ class BatchBuilder:
         self.last_tokens = last_tokens
         self.page_table = page_table
         self.ratios = sorted({layer.ratio for layer in config.layers if layer.ratio})
-        self.ring_lengths = sorted(
-            {window_ring_rows(config), *(partial_ring_rows(r) for r in self.ratios)}
-        )
+        self.ring_lengths = ring_lengths(config)
 
     def segment(self, family: Family, rows: Sequence[Rows]) -> Segment:
         """`rows` of one role, at least one; every sequence once."""

@@ -15,7 +15,7 @@ from relight.engine.plan import Draw, Drawn, Rows, StepPlan
 from relight.engine.sampler import Sampled, Sampler, read
 from relight.kernels.device import download, upload
 from relight.model.state import layer_states
-from relight.model.transformer import Transformer
+from relight.model.network import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Runner:
     """Runs plans in the order in which they are given. Lengths, last tokens and page tables live on
     the device and change only here."""
 
-    def __init__(self, model: Transformer, pool: Pool, *, max_context: int) -> None:
+    def __init__(self, model: Network, pool: Pool, *, max_context: int) -> None:
         device, slots = pool.device, pool.slots.count
         self.model = model
         self.pool = pool

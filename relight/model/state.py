@@ -5,13 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.base.config import ModelConfig
+from relight.base.config import LayerSpec, ModelConfig
 from relight.cache.layout import (
     INDEX_KEYS,
     INDEX_PARTIAL,
     OVERLAP_RATIO,
+    TOKENS,
     WINDOW,
     compressed,
+    index_keys,
     partial,
 )
 from relight.cache.pool import Blocks, Pool
@@ -27,10 +29,13 @@ class LayerState:
     partial: Tensor | None = None  # [slots, ring, values and gates] float32
     keys: Rows | None = None  # [pages, 32]
     index_partial: Tensor | None = None  # [slots, ring, values and gates] float32
+    tokens: Tensor | None = None  # [slots, ring] int64; of layers with n-grams, one for all of them
 
 
 def layer_states(config: ModelConfig, pool: Pool) -> tuple[LayerState, ...]:
     """The state of every layer of `config` in `pool`."""
+    if config.generation == "v4.1":
+        return tuple(_layer_v41(layer, pool) for layer in config.layers)
     return tuple(_layer(index, spec.ratio, pool) for index, spec in enumerate(config.layers))
 
 
@@ -44,6 +49,25 @@ def _layer(index: int, ratio: int, pool: Pool) -> LayerState:
         return LayerState(window, entries, raw)
     keys = _rows(pool.pages, INDEX_KEYS, index)
     return LayerState(window, entries, raw, keys, _floats(pool.slots, INDEX_PARTIAL, index))
+
+
+def _layer_v41(layer: LayerSpec, pool: Pool) -> LayerState:
+    """Entries and keys are those of the layer's source."""
+    window, tokens = _rows(pool.slots, WINDOW, layer.index), None
+    if layer.engram_rows:
+        tokens = _rows(pool.slots, TOKENS, 0).data.view(torch.int64).squeeze(-1)
+    if layer.kv_source is None:
+        return LayerState(window, tokens=tokens)
+    raw = None
+    if layer.attention == "full" and layer.ratio > 1:
+        raw = _floats(pool.slots, partial(layer.ratio), layer.index)
+    return LayerState(
+        window,
+        _rows(pool.pages, compressed(layer.ratio), layer.kv_source),
+        raw,
+        _rows(pool.pages, index_keys(layer.ratio), layer.kv_source),
+        tokens=tokens,
+    )
 
 
 def _rows(blocks: Blocks, name: str, layer: int) -> Rows:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from relight.base.checkpoint import OpenModel
 from relight.base.config import LayerSpec, ModelConfig
-from relight.base.errors import BadCheckpoint, BadConfig
+from relight.base.errors import BadCheckpoint
 from relight.base.headers import StoredTensor
 from relight.kernels.codec import (
     DenseWeight,
@@ -118,16 +118,17 @@ class ModelWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, mapped or copied."""
-        return _nbytes(self)
+        return nbytes(self)
 
 
-def _nbytes(node: object) -> int:
+def nbytes(node: object) -> int:
+    """Bytes of all tensors in a tree of tuples and dataclasses."""
     if isinstance(node, Tensor):
         return node.nbytes
     if isinstance(node, tuple):
-        return sum(_nbytes(item) for item in node)
+        return sum(nbytes(item) for item in node)
     if is_dataclass(node):
-        return sum(_nbytes(getattr(node, field.name)) for field in fields(node))
+        return sum(nbytes(getattr(node, field.name)) for field in fields(node))
     return 0
 
 
@@ -143,22 +144,17 @@ def load_weights(
 
     On CPU tensors share the pages of the files; experts are stacked and therefore copied. Raises
     BadCheckpoint when a file cannot be read to its end or holds a table of experts that no row can
-    be routed by, CannotFit when memory is refused, BadConfig for V4.1.
+    be routed by, CannotFit when memory is refused.
     """
-    if model.config.generation != "v4":
-        raise BadConfig(
-            f"{model.checkpoint.folder}: model_type is 'deepseek_v41'; wanted 'deepseek_v4', since "
-            "the engine does not run DeepSeek-V4.1 yet; serve a DeepSeek-V4 checkpoint",
-            param="model",
-        )
+    assert model.config.generation == "v4"
     with WeightSource(device) as source:
-        loaded = _Loaded(model.config, model.tensors.used, source)
+        loaded = Loaded(model.config, model.tensors.used, source)
         source.run(threads, progress)
     loaded.check_tables()
     return loaded.model()
 
 
-class _Loaded:
+class Loaded:
     """All tensors of a backbone by name, filled by the time that `model` is called."""
 
     def __init__(
@@ -209,7 +205,7 @@ class _Loaded:
         )
 
     def _attention(self, layer: LayerSpec, prefix: str) -> AttentionWeights:
-        compressed, indexed = layer.attention != "sliding", layer.attention == "csa"
+        compressed, indexed = layer.attention in ("csa", "hca"), layer.attention == "csa"
         return AttentionWeights(
             wq_a=self._fp8(f"{prefix}wq_a"),
             q_norm=self._norm(f"{prefix}q_norm"),
@@ -273,7 +269,7 @@ class _Loaded:
     def _stacked(self, name: str) -> StackedWeight:
         data, scale = self._tensors[f"{name}.weight"], self._tensors[f"{name}.scale"]
         if self._config.expert_format == "fp4":
-            return StackedFp4(data, scale)
+            return StackedFp4(data, scale, self._config.fp8_block)
         return StackedFp8(data, scale, self._config.fp8_block)
 
 

@@ -8,7 +8,7 @@ import pytest
 from relight.base.config import ModelConfig
 from relight.base.formats import fp8_index_row
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Numerics
-from relight.base.official import V4_FLASH, schedule
+from relight.base.official import V4_FLASH, V41_FLASH, schedule
 from relight.cache.layout import (
     ALIGNMENT,
     PAGE_TOKENS,
@@ -16,6 +16,7 @@ from relight.cache.layout import (
     BlockLayout,
     layout,
     partial_ring_rows,
+    ring_lengths,
     window_ring_rows,
 )
 
@@ -54,6 +55,35 @@ def test_a_record_holds_128_window_rows_and_the_a_halves_of_four() -> None:
     assert layout(V4_FLASH, OFFICIAL).record.bytes == window + halves == 3_644_416
 
 
+def test_a_token_of_v41_costs_the_published_890_bytes() -> None:
+    """Three full layers of ratio 2 and one of ratio 1, FP4 rows and keys."""
+    page = layout(V41_FLASH, OFFICIAL).page
+    assert page.bytes == 128 * (3 * (288 + 68) // 2 + 288 + 68) == 128 * 890
+    formats = {f.name: f.format.bytes for f in page.fields}
+    assert formats == {"compressed1": 288, "index_keys1": 68, "compressed2": 288, "index_keys2": 68}
+    assert page.padding == 0
+
+
+def test_a_slot_of_v41_costs_at_most_3500000_bytes() -> None:
+    window = 40 * 144 * 528
+    pending = 3 * 18 * 2 * 512 * 4
+    tokens = 19 * 8
+    spec = layout(V41_FLASH, OFFICIAL).slot
+    assert window + pending + tokens <= spec.bytes < window + pending + tokens + 3 * ALIGNMENT
+    assert spec.bytes <= 3.5e6
+
+
+def test_a_record_of_v41_holds_window_rows_and_three_tokens() -> None:
+    record = layout(V41_FLASH, OFFICIAL).record
+    assert [(f.name, f.rows) for f in record.fields] == [("window", 128), ("tokens", 3)]
+    assert record.bytes <= 40 * 128 * 528 + 3 * 8 + ALIGNMENT
+
+
+def test_rings_are_those_that_rows_are_written_to() -> None:
+    assert ring_lengths(V4_FLASH) == (24, 144)
+    assert ring_lengths(V41_FLASH) == (17, 18, 19, 144)
+
+
 def test_reference_numerics_keep_float32_rows_and_say_so() -> None:
     got = layout(V4_FLASH, REFERENCE)
     assert got.bytes_per_token == 21 * (512 + 128) * 4 / 4 + 20 * 512 * 4 / 128
@@ -69,7 +99,9 @@ def test_padding_is_at_most_three_percent(config: ModelConfig, numerics: Numeric
         assert got.page.padding == 0
 
 
-@pytest.mark.parametrize("config", [V4_FLASH, TINY, SHORT], ids=["official", "tiny", "short"])
+@pytest.mark.parametrize(
+    "config", [V4_FLASH, TINY, SHORT, V41_FLASH], ids=["official", "tiny", "short", "v4.1"]
+)
 @pytest.mark.parametrize("kind", ["page", "slot", "record"])
 def test_parts_are_aligned_and_never_overlap(config: ModelConfig, kind: str) -> None:
     block: BlockLayout = getattr(layout(config, REFERENCE if config is SHORT else OFFICIAL), kind)

@@ -15,15 +15,16 @@ from relight.cache.layout import (
     INDEX_PARTIAL,
     OVERLAP_RATIO,
     PAGE_TOKENS,
+    TOKENS,
     WINDOW,
     compressed,
+    index_keys,
     partial,
 )
 from relight.cache.pool import Blocks, Pool
 from relight.engine.plan import PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
-from relight.model.transformer import Transformer
-from relight.model.weights import ModelWeights
+from relight.model.network import AnyWeights, network
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROLES: dict[str, Family] = {"given": "prefill", "made": "step"}
@@ -37,7 +38,7 @@ class Driver:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights,
+        weights: AnyWeights,
         numerics: Numerics,
         *,
         num_slots: int = 4,
@@ -58,7 +59,7 @@ class Driver:
         # State that was never written must not matter: poison it.
         for blocks in (self.pool.pages, self.pool.slots, self.pool.records):
             blocks.bytes.random_(0, 255)
-        self.runner = Runner(Transformer(config, weights, numerics), self.pool, max_context=context)
+        self.runner = Runner(network(config, weights, numerics), self.pool, max_context=context)
         pages = tuple(
             PageWrite(s, 0, tuple(range(1 + s * per_slot, 1 + (s + 1) * per_slot)))
             for s in range(num_slots)
@@ -107,6 +108,8 @@ class Driver:
     def readable(self, slot: int) -> dict[str, Tensor]:
         """Every byte that a later row of the slot may read, by kind and layer."""
         n, config = self.length(slot), self.config
+        if config.generation == "v4.1":
+            return self._readable_v41(slot, n)
         out = {}
         for spec in config.layers:
             window = range(max(0, n - config.window + 1), n)
@@ -127,6 +130,24 @@ class Driver:
                     INDEX_PARTIAL, spec.index, slot, opened
                 )
             for name in names:
+                out[f"{name}.{spec.index}"] = self._paged(name, spec.index, slot, n // ratio)
+        return {name: rows.clone() for name, rows in out.items()}
+
+    def _readable_v41(self, slot: int, n: int) -> dict[str, Tensor]:
+        out, config = {}, self.config
+        if config.engram:
+            ids = range(max(0, n - config.engram.max_ngram + 1), n)
+            out[TOKENS] = self._ring(TOKENS, 0, slot, ids)
+        for spec in config.layers:
+            window = range(max(0, n - config.window + 1), n)
+            out[f"{WINDOW}.{spec.index}"] = self._ring(WINDOW, spec.index, slot, window)
+            if spec.attention != "full":
+                continue
+            ratio = spec.ratio
+            if ratio > 1:
+                opened = range(n // ratio * ratio, n)
+                out[f"partial.{spec.index}"] = self._ring(partial(ratio), spec.index, slot, opened)
+            for name in (compressed(ratio), index_keys(ratio)):
                 out[f"{name}.{spec.index}"] = self._paged(name, spec.index, slot, n // ratio)
         return {name: rows.clone() for name, rows in out.items()}
 

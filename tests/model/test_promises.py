@@ -1,6 +1,6 @@
 """The promises on text: the bits of a row depend on its own past and roles only. Compares bits.
 
-Runs on the tiny golden checkpoint, which has every kind of layer, under official numerics.
+Runs on the tiny golden checkpoints, which have every kind of layer, under official numerics.
 """
 
 import random
@@ -13,10 +13,9 @@ from torch import Tensor
 from relight.base.checkpoint import open_model
 from relight.base.numerics import OFFICIAL
 from relight.cache.layout import PAGE_TOKENS, REWIND_ROWS
-from relight.model.weights import load_weights
+from relight.model.network import load
 from tests.model.harness import GOLDEN, Driver, differing, same_bits
 
-CHECKPOINT = GOLDEN / "v4" / "checkpoint"
 LENGTH = 300
 
 
@@ -27,10 +26,10 @@ def tokens(seed: int, count: int) -> list[int]:
 PROMPT = tokens(1, LENGTH)
 
 
-@pytest.fixture(scope="module")
-def driver(device: str) -> Driver:
-    model = open_model(CHECKPOINT)
-    weights = load_weights(model, torch.device(device))
+@pytest.fixture(scope="module", params=["v4", "v41"])
+def driver(request: pytest.FixtureRequest, device: str) -> Driver:
+    model = open_model(GOLDEN / request.param / "checkpoint")
+    weights = load(model, torch.device(device))
     return Driver(
         model.config, weights, OFFICIAL, num_slots=5, context=5 * PAGE_TOKENS, device=device
     )

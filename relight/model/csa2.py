@@ -1,0 +1,161 @@
+"""The attention sublayer of V4.1: sliding window, and compressed entries that layers share. Knows
+no residual stream, no allocator and no request.
+
+A full layer makes entries and index keys and selects among them, a reindex layer selects anew among
+those of its source, a reuse layer reads what its sources hold and chose. The last full layer also
+publishes candidate blocks, inside which later layers select.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Numerics
+from relight.base.specs import LayerSpec, ModelConfig
+from relight.kernels import index, store
+from relight.kernels.attend import attend
+from relight.kernels.linear import grouped
+from relight.kernels.norm import rms_norm
+from relight.kernels.quant import fp4_grid
+from relight.model.addresses import EntryAddresses, chosen_entries
+from relight.model.attention import Addresses, Attention
+from relight.model.compressor import Compressor
+from relight.model.inputs import Segment
+from relight.model.state import LayerState
+from relight.model.weights_v41 import LayerWeightsV41
+
+
+@dataclass(slots=True)
+class Shared:
+    """What layers have published so far in one forward pass."""
+
+    places: dict[int, Tensor | None] = field(default_factory=dict)
+    """By index source: the places that each row attends to, None where there is no entry."""
+    candidates: Tensor | None = None  # [rows, blocks]
+
+
+class Csa2(Attention):
+    """One layer's attention. `forward` stores what the segment's rows leave behind."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerSpec,
+        weights: LayerWeightsV41,
+        numerics: Numerics,
+        boundary: torch.dtype,
+    ) -> None:
+        super().__init__(config, layer, weights.attention, numerics, boundary)
+        self.source, self.queries = weights.source, weights.queries
+        self.pooled = None
+        if self.source and self.source.pooled:
+            self.pooled = Compressor(self.source.pooled, layer.ratio, config.rms_norm_eps, numerics)
+
+    def share(
+        self, x: Tensor, segment: Segment, where: Addresses, state: LayerState, shared: Shared
+    ) -> Tensor:
+        """x [rows, D], normed -> [rows, D]. Unlike V4's, queries are not normed head by head."""
+        w, c = self.weights, self.config
+        low_rank = rms_norm(
+            self._linear(x, w.wq_a, segment), w.q_norm, c.rms_norm_eps, self.boundary
+        )
+        q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
+        q = self._rotate(q, segment.positions)
+        window = self._window(x, segment, where, state)
+        out = attend(
+            q,
+            window,
+            where.window_index,
+            state.compressed,
+            self._places(x, low_rank, segment, where, state, shared),
+            w.sink,
+            c.head_dim**-0.5,
+            segment.family,
+            self.boundary,
+        )
+        out = self._rotate(out, segment.positions, inverse=True)
+        out = out.reshape(out.shape[0], c.o_groups, -1)
+        out = grouped(out, w.wo_a, segment.family, self.boundary)
+        return self._linear(out.flatten(1), w.wo_b, segment)
+
+    def _places(
+        self,
+        x: Tensor,
+        low_rank: Tensor,
+        segment: Segment,
+        where: Addresses,
+        state: LayerState,
+        shared: Shared,
+    ) -> Tensor | None:
+        """Stores the entries that close in this segment, if the layer makes any; returns the places
+        of those that each row attends to, or None where no sequence has any."""
+        if self.layer.index_source is None:
+            return None
+        entries = where.entries[self.layer.ratio]
+        if self.source is not None:
+            self._store_entries(x, segment, where, state)
+        if self.queries is not None:
+            places = None
+            if entries.places.shape[1]:
+                chosen = self._choose(x, low_rank, segment, entries, state, shared)
+                places = chosen_entries(segment, entries, chosen)
+            shared.places[self.layer.index] = places
+        return shared.places[self.layer.index_source]
+
+    def _store_entries(
+        self, x: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> None:
+        """Rows and index keys of the same latent; the keys are made before it is rotated."""
+        source, eps, ratio = self.source, self.config.rms_norm_eps, self.layer.ratio
+        entries = where.entries[ratio]
+        assert source is not None
+        assert state.compressed is not None
+        assert state.keys is not None
+        if self.pooled is not None:
+            assert state.partial is not None
+            rings = where.partial_rings[ratio]
+            latent = self.pooled.forward(x, segment, state.partial, rings, entries, self.boundary)
+        else:  # an entry a token: groups are the rows themselves
+            assert source.single is not None
+            latent = self._linear(x, source.single, segment)
+            latent = rms_norm(latent, source.norm, eps, self.boundary)
+        first = entries.group_entry * ratio
+        key = rms_norm(
+            self._linear(latent, source.wk, segment), source.key_norm, eps, self.boundary
+        )
+        store.put(state.keys, entries.group_place, self._rotate(key, first))
+        store.put(state.compressed, entries.group_place, self._rotate(latent, first))
+
+    def _choose(
+        self,
+        x: Tensor,
+        low_rank: Tensor,
+        segment: Segment,
+        entries: EntryAddresses,
+        state: LayerState,
+        shared: Shared,
+    ) -> Tensor:
+        """The top-k entries of each row [rows, k], ascending, -1 behind."""
+        c, queries, blocks = self.config, self.queries, self.config.candidates
+        assert queries is not None
+        assert blocks is not None
+        assert state.keys is not None
+        q = self._linear(low_rank, queries.wq_b, segment).view(-1, c.index_heads, c.index_dim)
+        q = self._rotate(q, segment.positions)
+        if self.numerics.quantised:
+            q = fp4_grid(q)
+        weights = self._linear(x, queries.weights_proj, segment)
+        weights = (weights * (c.index_dim * c.index_heads) ** -0.5).float()
+        asked = (q.float(), weights, state.keys, entries.places, segment.counts, entries.visible)
+        if self.layer.index < blocks.source:
+            return index.select(*asked, c.index_topk, segment.family)
+        if self.layer.index == blocks.source:
+            chosen, shared.candidates = index.select_and_publish(
+                *asked, c.index_topk, blocks.block_size, blocks.topk_blocks, segment.family
+            )
+            return chosen
+        assert shared.candidates is not None
+        return index.select_within(
+            *asked, shared.candidates, c.index_topk, blocks.block_size, segment.family
+        )

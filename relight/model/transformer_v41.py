@@ -1,0 +1,136 @@
+"""The V4.1 network over cached state: embedding, n-grams, blocks, head. Knows no request, allocator
+or prefix.
+
+As in V4 the residual is four streams; a sublayer's output is spread by weights of the streams in
+front of it. How it *reads* them was decided one sublayer earlier: `pre` is deferred.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Numerics
+from relight.base.specs import LayerSpec, ModelConfig
+from relight.kernels import hyper
+from relight.kernels.linear import linear
+from relight.kernels.norm import rms_norm
+from relight.model.attention import Addresses, addresses
+from relight.model.csa2 import Csa2, Shared
+from relight.model.inputs import Segment
+from relight.model.moe import Moe
+from relight.model.ngrams import Ngrams, store_tokens
+from relight.model.state import LayerState
+from relight.model.weights import HyperWeights
+from relight.model.weights_v41 import LayerWeightsV41, ModelWeightsV41
+
+
+class BlockV41:
+    """One layer: n-grams if it has a table, attention, experts."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerSpec,
+        weights: LayerWeightsV41,
+        numerics: Numerics,
+        boundary: torch.dtype,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.boundary = boundary
+        self.attention = Csa2(config, layer, weights, numerics, boundary)
+        self.moe = Moe(config, weights.ffn, numerics, boundary)
+        self.ngrams = None
+        if weights.engram:
+            self.ngrams = Ngrams(config, weights.engram, numerics, boundary)
+
+    def forward(
+        self,
+        streams: Tensor,
+        pre: Tensor,
+        classes: Tensor | None,
+        segment: Segment,
+        where: Addresses,
+        state: LayerState,
+        shared: Shared,
+    ) -> tuple[Tensor, Tensor]:
+        """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
+        w = self.weights
+        if self.ngrams is not None:
+            assert classes is not None
+            streams = self.ngrams.forward(streams, classes, segment)
+        mix = self._mix(streams, w.hyper_attention, segment)
+        x = self._collapse(streams, pre, w.attention_norm)
+        out = self.attention.share(x, segment, where, state, shared)
+        streams = hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+
+        pre = mix.pre
+        mix = self._mix(streams, w.hyper_ffn, segment)
+        x = self._collapse(streams, pre, w.ffn_norm)
+        out = self.moe.forward(x, segment)
+        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary), mix.pre
+
+    def _mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
+        c = self.config
+        return hyper.mix(
+            streams,
+            weights.fn,
+            weights.base,
+            weights.scale,
+            iterations=c.hc_iters,
+            eps=c.hc_eps,
+            norm_eps=c.rms_norm_eps,
+            family=segment.family,
+        )
+
+    def _collapse(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
+        x = hyper.collapse(streams, pre, self.boundary)
+        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+
+
+class TransformerV41:
+    """The whole network. One `forward` is one segment; its rows leave their mark in the states."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeightsV41, numerics: Numerics) -> None:
+        self.config = config
+        self.weights = weights
+        self.numerics = numerics
+        self.boundary = getattr(torch, numerics.boundary)
+        self.blocks = tuple(
+            BlockV41(config, layer, layer_weights, numerics, self.boundary)
+            for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
+        )
+
+    @torch.inference_mode()
+    def forward(self, segment: Segment, states: Sequence[LayerState]) -> Tensor:
+        """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer."""
+        where, shared = addresses(self.config, segment), Shared()
+        classes = self.remember(segment, states)
+        streams, pre = self.embed(segment.token_ids)
+        for block, state in zip(self.blocks, states, strict=True):
+            streams, pre = block.forward(streams, pre, classes, segment, where, state, shared)
+        rows = segment.sample_rows
+        return self.head(streams[rows], pre[rows], segment)
+
+    def remember(self, segment: Segment, states: Sequence[LayerState]) -> Tensor | None:
+        """Stores the token ids; returns the classes that n-grams are made of [rows, N]."""
+        rings = [state.tokens for state in states if state.tokens is not None]
+        if not rings:
+            return None
+        return store_tokens(self.config, segment, rings[0], self.weights.token_classes)
+
+    def embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The embedding in every stream [rows, hc, D], of which the first attention reads one."""
+        rows = self.weights.embed[token_ids].to(self.boundary)
+        streams = rows.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+        pre = torch.zeros(streams.shape[:2], device=streams.device)
+        pre[:, 0] = 1.0
+        return streams, pre
+
+    def head(self, streams: Tensor, pre: Tensor, segment: Segment) -> Tensor:
+        """streams [rows, hc, D], pre [rows, hc] -> logits [rows, V] float32."""
+        w = self.weights
+        x = hyper.collapse(streams, pre, self.boundary)
+        x = rms_norm(x, w.norm, self.config.rms_norm_eps, self.boundary)
+        return linear(x, w.head, segment.family, quantised=False, boundary=torch.float32)
