@@ -10,6 +10,8 @@ import msgspec
 
 from relight.base.errors import BadRequest
 from relight.base.settings import Settings, load
+from relight.base.types import EngineInfo
+from relight.engine.client import EngineClient, LocalClient
 from relight.session import Answer, Job, Options, Piece, Session, collect, collect_all
 from relight.text.conversation import Conversation, Message, Tool
 
@@ -27,13 +29,11 @@ class LLM:
         **settings: object,
     ) -> None:
         """`progress` is told (bytes done, bytes in all) while weights are read. Raises
-        `BadSetting`, `BadConfig`, `BadCheckpoint` or `CannotFit`."""
-        from relight.engine.assemble import assemble  # brings torch, which the rest never needs
-        from relight.engine.client import LocalClient
-
+        `BadSetting`, `BadConfig`, `BadCheckpoint` or `CannotFit`, what is quickly seen before
+        weights are read."""
         self.settings: Settings = load({"model": str(model), **settings}, {}).settings
-        loop, self.info = assemble(self.settings, progress)
-        self._session = Session.open(self.settings, LocalClient(loop, self.info))
+        self._session = Session.open(self.settings, lambda: _engine(self.settings, progress))
+        self.info: EngineInfo = self._session.info
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Answer]:
         """Continues raw prompts, all at once: texts, in which special tokens may be spelt, or ids.
@@ -92,6 +92,12 @@ class LLM:
     async def _chat(self, conversation: Conversation, options: Options) -> Answer:
         job = await self._session.chat(conversation, options)
         return await collect(self._session.run(job))
+
+
+def _engine(settings: Settings, progress: Callable[[int, int], None]) -> EngineClient:
+    from relight.engine.assemble import assemble  # brings torch, which the rest never needs
+
+    return LocalClient(*assemble(settings, progress))
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -92,20 +92,24 @@ class Session:
 
     @classmethod
     def open(
-        cls, settings: Settings, client: EngineClient, observer: Observer | None = None
+        cls,
+        settings: Settings,
+        client: EngineClient | Callable[[], EngineClient],
+        observer: Observer | None = None,
     ) -> "Session":
-        """A session on the checkpoint that `client` serves. Raises `BadCheckpoint`."""
+        """A session on the checkpoint that `client` serves. One that takes long to make is made
+        last, by the function that is given for it. Raises `BadCheckpoint`."""
         folder = model_folder(settings.model)
         tokenizer = Tokenizer.load(folder, trust=settings.trust_tokenizer)
         # Else a prompt has the same ids whatever was answered before.
         reuses = settings.reuse_generated == "on" and settings.prefix_cache == "on"
+        encoder = PromptEncoder(tokenizer, settings.encoding)
+        models_own = SamplingDefaults.load(folder)
         return cls(
-            client,
+            client() if callable(client) else client,
             tokenizer,
-            PromptEncoder(tokenizer, settings.encoding),
-            defaults=SamplingDefaults.parse(settings.default_sampling).over(
-                SamplingDefaults.load(folder)
-            ),
+            encoder,
+            defaults=SamplingDefaults.parse(settings.default_sampling).over(models_own),
             default_max_tokens=settings.default_max_tokens,
             default_effort=None if settings.default_effort == "auto" else settings.default_effort,
             max_output=settings.max_output,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.base.errors import BadRequest, BadSetting
+from relight.base.errors import BadCheckpoint, BadRequest, BadSetting
 from relight.llm import LLM
 from relight.text.conversation import Message
 from relight.text.parse import Content
@@ -38,6 +38,16 @@ def test_prompts_are_answered_in_their_order_whatever_runs_beside_them(llm: LLM)
     ]
     assert all(answer.finish and answer.finish.usage.completion_tokens <= 4 for answer in together)
     assert llm.generate(ids, **greedy)[0].content == together[0].content
+
+
+def test_a_bad_tokenizer_is_told_before_weights_are_read(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "tokenizer.json").unlink()
+    read = []
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json"):
+        LLM(tmp_path, device="cpu", progress=lambda done, total: read.append(done))
+    assert not read
 
 
 def test_a_seed_makes_the_text_again(llm: LLM) -> None:
