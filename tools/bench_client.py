@@ -15,8 +15,8 @@ import httpx
 import uvloop
 
 from relight.bench.client import Client
-from relight.bench.prompts import Prompt
 from relight.bench.http import target
+from relight.bench.prompts import Prompt
 from relight.bench.selftest.script import Reply, Script
 from relight.bench.selftest.server import ScriptedServer
 from relight.bench.stream import Stream

@@ -23,6 +23,7 @@ from relight.bench.scenario import Limits, Scenario
 from relight.bench.schema import Place
 from relight.cli.bench_view import live
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 Told = tuple[Result, list[Record]]
 
 
@@ -92,8 +93,8 @@ class Bench:
         clients: int = 1,
         place: Place | None = None,
     ) -> Told:
-        """Raises Unavailable for a server that cannot be measured. A first Ctrl-C ends the run
-        with a partial result; a second one ends the program."""
+        """Raises Unavailable for a server that cannot be measured. A first Ctrl-C, or SIGTERM, ends
+        the run with a partial result; a second one ends the program."""
         run = Run(
             target(url, self._key),
             scenario,
@@ -131,9 +132,11 @@ async def _stoppable(run: Run) -> Told:
 
     def stop() -> None:
         run.stop()
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in STOPPING:
+            loop.remove_signal_handler(number)
 
-    loop.add_signal_handler(signal.SIGINT, stop)
+    for number in STOPPING:
+        loop.add_signal_handler(number, stop)
     return await run.measure()
 
 
