@@ -83,8 +83,15 @@ class _App:
                 scope["path_params"] = {"name": path.removeprefix(start)}
         endpoint = methods.get(scope["method"]) if methods else None
         if endpoint is None:
-            endpoint = _Endpoint(self._server, _refusal(methods or ()), open=True)
+            refusal = _refusal(methods or ())
+            endpoint = _Endpoint(self._server, refusal, self._voice_of(path), open=True)
         await endpoint(scope, receive, send)
+
+    def _voice_of(self, path: str) -> Voice:
+        """That of the nearest route above, also for paths that are none."""
+        while path and path not in self._endpoints:
+            path = path.rpartition("/")[0]
+        return next((one.voice for one in self._endpoints.get(path, {}).values()), OPENAI)
 
 
 def _refusal(methods: Sequence[str] | dict[str, "_Endpoint"]) -> Answer:
@@ -109,7 +116,7 @@ class _Endpoint:
         """`open`: for everybody, and not worth a line of the log."""
         self._server = server
         self._answer = answer
-        self._voice = voice
+        self.voice = voice
         self._open = open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +125,7 @@ class _Endpoint:
             scope,
             receive,
             send,
-            self._voice,
+            self.voice,
             silent_s=options.silent_s,
             keeps_text=options.log_requests == "text",
         )

@@ -23,6 +23,7 @@ V = TypeVar("V", "list[Made]", "array[int]")
 TYPE = "I"
 MAX_ANSWER_TOKENS = 4_000_000  # 16 MB: all answers of forty conversations of 100,000 tokens made
 MAX_PROMPT_TOKENS = 8_000_000  # 32 MB: the last prompt of eighty conversations of 100,000 tokens
+ENTRY_TOKENS = 256  # 1 KB: what an entry takes besides its tokens
 MAX_ALIKE = 4
 """Answers to one prompt that are kept: a client may ask for several, or again."""
 
@@ -112,12 +113,12 @@ class Memory:
             alike = self._answers.get((salt, opening.before)) or []
             kept = [one for one in alike if one.what != what][1 - MAX_ALIKE :]
             kept.append(made)
-            size = sum(len(one.ids) for one in kept)
+            size = sum(len(one.ids) + ENTRY_TOKENS for one in kept)
             self._answers.put((salt, opening.before), kept, size)
             if opening.goes_on:
                 self._latest.drop((salt, opening.goes_on))
             if len(made.ids) >= SHORTEST:
-                self._latest.put((salt, what), whole, len(whole))
+                self._latest.put((salt, what), whole, len(whole) + ENTRY_TOKENS)
 
     def explain(self, salt: str, prompt: Prompt) -> Break | None:
         """Where a prompt leaves the one that it goes on from, as far as that is remembered."""

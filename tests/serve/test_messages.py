@@ -313,6 +313,21 @@ def test_errors_have_the_protocols_types() -> None:
     assert one.post("/v1/messages/count_tokens", "{").json()["type"] == "error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/messages/batches", 404),
+        ("GET", "/v1/messages", 405),
+        ("GET", "/v1/messages/count_tokens", 405),
+    ],
+)
+def test_what_is_no_route_is_told_in_the_same_form(method: str, path: str, status: int) -> None:
+    reply = answering("x").request(method, path)
+    assert reply.status_code == status
+    assert reply.json()["type"] == "error"
+    assert answering("x").request("POST", "/v1/other").json()["error"]["code"] == "not_found"
+
+
 def test_an_error_in_a_stream_is_an_event() -> None:
     one = answering("a b c", per_delta=2)
     one.client.finish, one.client.error = "error", "the step failed"

@@ -356,12 +356,15 @@ def test_fields_without_effect_are_accepted_and_named() -> None:
         "previous_response_id": None,
         "background": False,
         "tools": [{"type": "web_search"}],
-        "include": ["web_search_call.action.sources"],
+        "include": ["file_search_call.results"],
     }
     reply = ask(answering("x" + EOS), **fields)
     assert reply.status_code == 200
     named = reply.headers["x-relight-ignored"]
-    assert named == "prompt_cache_key, store, truncation, text.verbosity, tools.web_search"
+    assert named.split(", ") == [
+        *["prompt_cache_key", "store", "truncation", "text.verbosity"],
+        *["tools.web_search", "include.file_search_call.results"],
+    ]
 
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}

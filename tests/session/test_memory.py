@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from relight.base.types import Request
 from relight.engine.replay import ReplayClient
 from relight.session import Options, Session, collect
-from relight.session.memory import Memory, Opening
+from relight.session.memory import ENTRY_TOKENS, Memory, Opening
 from relight.text.conversation import Conversation, Message, Tool, ToolCall
 from relight.text.fingerprint import fingerprint
 from tests.serve.fakes import CALL, ENCODER, EOS, TOKENIZER, counter, tokens
@@ -295,7 +295,8 @@ def test_nothing_is_logged_where_nothing_is_lost(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_memory_is_bounded_and_keeps_what_was_used_last() -> None:
-    memory = Memory(max_answer_tokens=100, max_prompt_tokens=100)
+    size = 3 * (30 + ENTRY_TOKENS)
+    memory = Memory(max_answer_tokens=size, max_prompt_tokens=size)
     what = fingerprint(Message("assistant", "x"))
     for number in range(20):
         memory.remember("", Opening(b"%d" % number, 1), (1,), [number] * 30, what)

@@ -1,7 +1,7 @@
 """`POST /v1/responses`. Knows the order of things; shapes are in `ask` and `stream`."""
 
 from relight.serve import ask
-from relight.serve.decode import decode
+from relight.serve.decode import decode, shown_name
 from relight.serve.exchange import Exchange
 from relight.serve.responses.ask import REFUSED, SEALED, chat_call
 from relight.serve.responses.schema import ReasoningEcho, ResponseBody, ResponsesCall
@@ -21,8 +21,9 @@ async def responses(server: Server, exchange: Exchange) -> None:
         with asked.names.told():
             conversation = ask.conversation(asked.call.messages, asked.call)
             options = ask.options(asked.call)
-    dropped = [f"tools.{kind}" for kind in asked.tools.dropped]
-    server.report_ignored(exchange, [*decoded.ignored, *dropped])
+    unread = [f"tools.{kind}" for kind in asked.tools.dropped]
+    unread += [shown_name(f"include.{name}") for name in call.include or () if name != SEALED]
+    server.report_ignored(exchange, [*decoded.ignored, *unread])
     created = int(server.wall_clock())
 
     def teller(job: Job) -> ResponseTeller:
