@@ -22,13 +22,20 @@ def judge(result: Result) -> Validity:
     return Validity(status=status, reasons=reasons, checks=checks)
 
 
-def audit(result: Result, records: Sequence[Record], requests_hash: str) -> Validity:
+def audit(
+    result: Result,
+    records: Sequence[Record],
+    requests_hash: str,
+    series_hash: str | None = None,
+) -> Validity:
     """The verdict on a file: judged anew, with its rows counted again. Nothing that is stored as a
     verdict is believed."""
     told = judge(result)
     found = []
     if requests_hash != result.requests_hash:
         found.append("rows: the request rows are not those that were measured")
+    if series_hash is not None and series_hash != result.series_hash:
+        found.append("series: the seconds are not those that were measured")
     again = figures.counts(records)
     if again != result.counts:
         found.append(f"rows: counts say {result.counts.sent} sent; the rows hold {again.sent}")

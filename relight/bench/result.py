@@ -122,6 +122,13 @@ def read(path: Path) -> tuple[Result, list[Record], str]:
     return result, records, rows_hash(lines)
 
 
+def series_hash(path: Path, result: Result) -> str | None:
+    """Of the seconds as they lie there; None where there are none."""
+    if result.series_ref is None:
+        return None
+    return rows_hash(rows(read_series(path, result)))
+
+
 def read_series(path: Path, result: Result) -> list[Point]:
     """The seconds of a window beside the result at `path`; empty where there are none. Raises
     BadSetting."""

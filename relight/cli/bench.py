@@ -121,7 +121,7 @@ def check(
     from relight.cli.bench_view import print_validity
 
     told, records, rows_hash = files.read(result)
-    validity = gate.audit(told, records, rows_hash)
+    validity = gate.audit(told, records, rows_hash, files.series_hash(result, told))
     print_validity(validity)
     raise typer.Exit(EXITS[validity.status])
 

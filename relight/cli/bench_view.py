@@ -129,11 +129,10 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
 
 def print_cells(results: Sequence[Result]) -> None:
     """A line for each of several runs."""
-    columns = ("cell", "run", "verdict", "tok/s", "TTFT s", "TPOT s", "closure", "slots", "hits")
+    columns = ("cell", "verdict", "tok/s", "TTFT s", "TPOT s", "closure", "slots", "hits")
     rows = [
         (
-            told.protocol.place.cell if told.protocol.place else "",
-            told.run_id,
+            _short(told.protocol.place.cell if told.protocol.place else ""),
             told.validity.status if told.validity else "",
             number(told.throughput.out_tok_s, 1),
             number(middle(told.client.ttft), 3),
@@ -144,10 +143,14 @@ def print_cells(results: Sequence[Result]) -> None:
         )
         for told in results
     ]
-    show.table("Cells", columns, rows, numbers=columns[3:])
+    show.table("Cells", columns, rows, numbers=columns[2:])
     for told in results:
         for reason in told.validity.reasons if told.validity else ():
             show.line(f"  {told.run_id}: {reason}")
+
+
+def _short(cell: str, most: int = 28) -> str:
+    return cell if len(cell) <= most else cell[: most - 1] + "…"
 
 
 def print_turns(result: Result) -> None:

@@ -71,11 +71,10 @@ def _side(name: str, side: Side) -> tuple[str, ...]:
 
 
 def print_soak(soak: Soak) -> None:
-    columns = ("min", "run", "verdict", "sent", "failed", "tok/s", "TTFT s", "TPOT s", "MB")
+    columns = ("min", "verdict", "sent", "failed", "tok/s", "TTFT s", "TPOT s", "MB")
     rows = [
         (
             number(one.at_s / 60, 1),
-            one.run,
             one.status,
             str(one.sent),
             str(one.failed),
@@ -86,7 +85,7 @@ def print_soak(soak: Soak) -> None:
         )
         for one in soak.windows
     ]
-    show.table(f"Soak of {soak.seconds / 60:.1f} minutes", columns, rows, numbers=columns[3:])
+    show.table(f"Soak of {soak.seconds / 60:.1f} minutes", columns, rows, numbers=columns[2:])
     show.line(f"sentinel, time per token: {_trend(soak.sentinel_tpot)}")
     show.line(f"sentinel, TTFT: {_trend(soak.sentinel_ttft)}")
     show.line(f"server's memory: {_trend(soak.resident)}")

@@ -18,6 +18,7 @@ from relight.bench.run import Progress, Run
 from relight.bench.selftest.harness import Outcome, measure, scenario
 from relight.bench.selftest.script import Asked, Reply, Script
 from relight.bench.selftest.server import ScriptedServer
+from relight.bench.watch import Point
 
 KEY = "a-key-that-nobody-may-see"
 
@@ -28,12 +29,12 @@ def sound() -> Outcome:
 
 
 def written(folder: Path, out: Outcome) -> Path:
-    return result.write(folder, out.result, out.records, secret="")
+    return result.write(folder, out.result, out.records, secret="", series=out.series)
 
 
 def audited(path: Path) -> Any:
     told, records, rows_hash = result.read(path)
-    return gate.audit(told, records, rows_hash)
+    return gate.audit(told, records, rows_hash, result.series_hash(path, told))
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path, sound: Outcome) -> None:
@@ -72,6 +73,19 @@ def test_rows_that_were_changed_or_dropped_are_found(tmp_path: Path, sound: Outc
     reasons = " ".join(audited(path).reasons)
     assert "not those that were measured" in reasons
     assert "8 sent; the rows hold 7" in reasons
+
+
+def test_seconds_that_were_changed_are_found(tmp_path: Path, sound: Outcome) -> None:
+    path = written(tmp_path, sound)
+    assert sound.result.series_ref is not None
+    assert result.read_series(path, sound.result) == sound.series != []
+    assert audited(path).status == "valid"
+    seconds = tmp_path / sound.result.series_ref
+    seconds.write_bytes(seconds.read_bytes() * 2)
+    assert any(reason.startswith("series") for reason in audited(path).reasons)
+    seconds.unlink()
+    with pytest.raises(BadSetting, match="cannot be read"):
+        audited(path)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +154,7 @@ def test_an_address_of_six_is_written_in_brackets() -> None:
 
 
 def test_a_stopped_run_leaves_a_partial_result_that_says_so(tmp_path: Path) -> None:
-    async def run() -> tuple[Result, list[Record]]:
+    async def run() -> tuple[Result, list[Record], list[Point]]:
         async with ScriptedServer(Script(reply=lambda _: Reply(gap_s=0.02))) as server:
             measuring: Run | None = None
 
@@ -150,12 +164,12 @@ def test_a_stopped_run_leaves_a_partial_result_that_says_so(tmp_path: Path) -> N
                     measuring.stop()
 
             measuring = Run(target(server.url), scenario(requests=40), progress=stop)
-            return await measuring.measure()
+            return *(await measuring.measure()), measuring.points
 
-    told, records = asyncio.run(run())
+    told, records, points = asyncio.run(run())
     assert not told.complete
     assert told.validity is not None
     assert told.validity.status == "incomplete", told.validity.reasons
     assert 4 <= told.counts.ok < 40
     assert told.counts.ok + told.counts.failures.get("cancelled", 0) == len(records)
-    assert audited(result.write(tmp_path, told, records, "")).status == "incomplete"
+    assert audited(result.write(tmp_path, told, records, "", points)).status == "incomplete"

@@ -14,6 +14,7 @@ from relight.bench.run import Run
 from relight.bench.scenario import Class, Expect, Limits, Scenario
 from relight.bench.selftest.script import Asked, Reply, Script
 from relight.bench.selftest.server import ScriptedServer
+from relight.bench.watch import Point
 
 Expected = Literal["accepted", "rejected", "recovered"]
 TOLERANCE_S = 0.05
@@ -51,6 +52,7 @@ class Outcome:
     result: Result
     records: list[Record]
     server: ScriptedServer
+    series: list[Point]
 
     @property
     def rejected_by(self) -> set[str]:
@@ -102,8 +104,9 @@ async def measure(script: Script, wanted: Scenario | None = None, **run: Any) ->
     script.measured_tokens = wanted.classes[0].output_tokens
     script.warm_ups = wanted.warm_up if wanted.cache == "cold" else 0
     async with ScriptedServer(script) as server:
-        result, records = await Run(target(server.url), wanted, **run).measure()
-    return Outcome(result, records, server)
+        measuring = Run(target(server.url), wanted, **run)
+        result, records = await measuring.measure()
+    return Outcome(result, records, server, measuring.points)
 
 
 def replying(**fields: Any) -> Script:

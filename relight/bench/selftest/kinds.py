@@ -154,24 +154,25 @@ async def by_kind_and_depth() -> str:
 
 async def ageing() -> str:
     """Every window is sound and the server slower each time: the sentinel's trend tells it."""
-    looks = 0
+    looks, hours = 0, 0.0
 
     def reply(asked: Asked) -> Reply:
         nonlocal looks
         looks += asked.max_tokens == 4  # each run begins and ends with a canary
-        return Reply(first_s=0.01, gap_s=0.003 + 0.0005 * (looks // 2))
+        return Reply(first_s=0.01, gap_s=0.004 + 0.001 * (looks // 2))
 
     wanted = scenario(requests=480, users=2, limits=LOOSE, cache="shared")
-    window, small = soak.window_of(wanted, 0.5), sentinel_of(wanted)
+    window, small = soak.window_of(wanted, 0.25), sentinel_of(wanted)
     async with ScriptedServer(Script(reply=reply)) as server:
 
         def at(part: str) -> Result:
+            nonlocal hours
+            hours += part == "window"
             one = window if part == "window" else small
             return asyncio.run(Run(target(server.url), one).measure())[0]
 
-        loop = asyncio.get_running_loop()
-        told = await asyncio.to_thread(soak.run, at, loop.time, 2.0, 0.1)
-    demand(len(told.windows) >= 2, "there were no windows")
+        told = await asyncio.to_thread(soak.run, at, lambda: hours, 4.0, 0.1)
+    demand(len(told.windows) == 4, f"there were {len(told.windows)} windows of 4")
     bad = [w.status for w in told.windows if w.status != "valid"]
     demand(not bad, f"a sound window is {bad}: {told.faults}")
     found = told.sentinel_tpot
