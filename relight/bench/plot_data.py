@@ -10,6 +10,7 @@ import msgspec
 from relight.base.errors import BadSetting
 from relight.bench import arms, mixed, needles, result, soak
 from relight.bench.arms import Blocks
+from relight.bench.figures import window
 from relight.bench.ladder import Ladder
 from relight.bench.mixed import Mixed
 from relight.bench.needles import Needles
@@ -21,6 +22,15 @@ from relight.bench.watch import Point
 T = TypeVar("T")
 
 SENTINEL = "sentinel"
+RECORD_TIMES = (
+    "t_sched",
+    "t_send",
+    "t_headers",
+    "t_first_any",
+    "t_first_answer",
+    "t_last",
+    "t_end",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,25 @@ class Gathered:
         for run in self.loads:
             found.setdefault(run.series, []).append(run)
         return found
+
+
+def from_zero(run: Run) -> Run:
+    """The same run with its times since its load began, instead of since the client did."""
+    begin, _ = window(run.records)
+    records = [
+        msgspec.structs.replace(
+            record,
+            chunks=tuple((time - begin, count) for time, count in record.chunks),
+            **{
+                name: time - begin
+                for name in RECORD_TIMES
+                if (time := getattr(record, name)) is not None
+            },
+        )
+        for record in run.records
+    ]
+    points = [msgspec.structs.replace(point, t=point.t - begin) for point in run.points]
+    return Run(run.result, records, points)
 
 
 def gather(paths: Iterable[Path]) -> Gathered:

@@ -77,8 +77,8 @@ def pareto(data: Gathered) -> Figure | None:
     axes.set_xlabel("output tokens/s of one user while decoding (1 / mean TPOT)")
     axes.set_ylabel(f"output tokens/s {'per device' if by_device else 'of the server'}")
     axes.set_title("Throughput against interactivity; numbers are users")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    style.from_zero(axes.xaxis)
+    style.from_zero(axes.yaxis)
     style.hollow_note(axes, not all(run.valid for run in all_runs))
     style.legend(axes)
     return figure

@@ -99,6 +99,13 @@ def legend_beside(axes: Axes) -> None:
     legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
+def from_zero(axis: Axis) -> None:
+    """From 0 to a little above what is drawn; to 1 where all is 0."""
+    top = axis.get_data_interval()[1]
+    limits = (0.0, 1.1 * top if top > 0 else 1.0)
+    axis.axes.set(**{f"{axis.axis_name}lim": limits})
+
+
 def measured_ticks(axis: Axis, values: Sequence[float]) -> None:
     """Ticks of a logarithmic axis at the measured values, but for those too near to another."""
     shown: list[float] = []

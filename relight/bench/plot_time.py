@@ -12,6 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from relight.bench import plot_style as style
+from relight.bench.figures import window
 from relight.bench.plot_data import Run
 from relight.bench.record import Record
 from relight.bench.watch import Point
@@ -29,8 +30,8 @@ Span = tuple[float, float]
 
 
 def phases(record: Record) -> dict[str, list[Span]]:
-    """When a request waited, was read, was made, and stood still, in seconds since the start. The
-    queue inside of the server is told by the server, or is part of the prompt."""
+    """When a request waited, was read, was made, and stood still, as times of the record. The queue
+    inside of the server is told by the server, or is part of the prompt."""
     found: dict[str, list[Span]] = {name: [] for name in PHASES}
     sent = record.t_send
     if sent is None:
@@ -83,7 +84,7 @@ def gantt(run: Run) -> Figure | None:
     _class_ticks(axes, [record.kind for record in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(*_window(run))
-    axes.set_xlabel("s since the start")
+    axes.set_xlabel("s since the load began")
     part = f", every {every} of {len(ordered)}" if every > 1 else ""
     axes.set_title(f"Requests{part}{_invalid(run)}")
     axes.grid(axis="y", visible=False)
@@ -118,14 +119,15 @@ def gaps(run: Run) -> Figure | None:
     span = max(high - low, 0.1)
     edges = [10 ** (low + span * step / GAP_BINS) for step in range(GAP_BINS + 1)]
     times = [start + (end - start) * step / TIME_BINS for step in range(TIME_BINS + 1)]
-    *_, picture = upper.hist2d(
+    counts, _, _, picture = upper.hist2d(
         [time for time, _ in found],
         [max(gap, edges[0]) for _, gap in found],
         bins=[times, edges],
-        norm=LogNorm(vmin=1),
+        norm=LogNorm(),
         cmap="viridis",
         rasterized=True,
     )
+    picture.set_clim(1, max(10.0, counts.max()))
     upper.set_yscale("log")
     style.plain_log(upper.yaxis)
     upper.set_ylabel("gap between chunks, s")
@@ -138,7 +140,7 @@ def gaps(run: Run) -> Figure | None:
     lower.set_ylabel("prompt tokens\nbeing read")
     lower.set_ylim(bottom=0)
     lower.set_xlim(start, end)
-    lower.set_xlabel("s since the start")
+    lower.set_xlabel("s since the load began")
     return figure
 
 
@@ -170,7 +172,7 @@ def memory(run: Run) -> Figure | None:
     if any(p.counters.get("preemptions") for p in points):
         axes[1].plot([], [], color=style.BAD, label="preemption")
     _progress(axes[2], run)
-    axes[2].set_xlabel("s since the start")
+    axes[2].set_xlabel("s since the load began")
     axes[2].set_xlim(*_window(run))
     for panel in axes:
         style.legend_beside(panel)
@@ -208,10 +210,10 @@ def machine(run: Run) -> Figure | None:
         for index, (name, line) in enumerate(lines.items()):
             axes.plot(*zip(*line, strict=True), color=style.colour(index), label=name)
         axes.set_ylabel(unit)
-        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+        style.from_zero(axes.yaxis)
         style.legend_beside(axes)
     figure.axes[0].set_title(f"The server's machine{_invalid(run)}")
-    figure.axes[-1].set_xlabel("s since the start")
+    figure.axes[-1].set_xlabel("s since the load began")
     return figure
 
 
@@ -238,9 +240,8 @@ def _machine_lines(run: Run) -> Iterator[tuple[str, dict[str, Line]]]:
 
 
 def _window(run: Run) -> Span:
-    ends = [r.t_end for r in run.records if r.t_end is not None]
-    start = min((r.t_sched for r in run.records), default=0.0)
-    return start, max(ends, default=start + 1.0)
+    start, end = window(run.records)
+    return start, max(end, start + SHORTEST_S)
 
 
 def _invalid(run: Run) -> str:

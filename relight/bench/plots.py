@@ -17,7 +17,7 @@ from relight.bench import (
     plot_style,
     plot_time,
 )
-from relight.bench.plot_data import Gathered, Run
+from relight.bench.plot_data import Gathered, Run, from_zero
 
 MOST_RUNS = 8
 """So many runs have pictures of their own."""
@@ -139,7 +139,7 @@ def wanted(data: Gathered) -> Iterator[tuple[str, str, str, Drawn]]:
         yield "soak", about, SOAK, partial(plot_hours.soak, soak)
     for about, mixture in data.mixtures.items():
         yield "mixture", about, MIXTURE, partial(plot_hours.mixture, mixture)
-    for run in own_pictures(data):
+    for run in map(from_zero, own_pictures(data)):
         for name, (of_run, caption) in OF_RUN.items():
             yield name, run.result.run_id, caption, partial(of_run, run)
 

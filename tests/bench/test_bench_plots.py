@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from relight.base.errors import BadSetting
 from relight.bench import arms, plot_load, plot_pairs, plot_style, plot_time, plots, result
 from relight.bench.plot_context import context, fit
-from relight.bench.plot_data import Gathered, Run, gather
+from relight.bench.plot_data import Gathered, Run, from_zero, gather
 from relight.bench.record import Record
 from relight.bench.report import report
 from relight.bench.result import Result
@@ -128,6 +128,19 @@ def test_phases_of_a_request_follow_each_other() -> None:
     }
     failed = msgspec.structs.replace(record, t_first_any=None, t_last=None, chunks=())
     assert plot_time.phases(failed)["prompt"] == [(2.0, 5.4)]
+
+
+def test_times_are_told_since_the_load_began(base: Result) -> None:
+    run = simulated.run(base, [simulated.chat(2)])
+    later = [
+        msgspec.structs.replace(r, t_sched=r.t_sched + 60, t_send=r.t_send + 60, t_end=None)
+        for r in run.records
+        if r.t_send is not None
+    ]
+    shifted = from_zero(Run(run.result, later, simulated.series(2)))
+    assert shifted.records[0].t_sched == 0
+    assert shifted.records[0].t_send == pytest.approx(0.0003)
+    assert [point.t for point in shifted.points] == [-60, -59]
 
 
 @pytest.mark.parametrize(
