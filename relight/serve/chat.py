@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from relight.serve import ask, sse, wire
-from relight.serve.decode import decode
+from relight.serve.decode import Decoded, decode
 from relight.serve.exchange import Exchange
 from relight.serve.fields import CHAT_REFUSED
+from relight.serve.reading import aside
 from relight.serve.schema import ChatCall
 from relight.serve.server import Server
 from relight.session import (
@@ -25,19 +26,23 @@ from relight.text.parse import Reasoning
 
 async def chat_completions(server: Server, exchange: Exchange) -> None:
     body = await exchange.body(server.options.body_limit)
+    strict = server.options.strict_fields
     with server.counted():
-        strict = server.options.strict_fields
-        decoded = decode(body, ChatCall, CHAT_REFUSED, strict=strict, idle=ask.ignored)
+        decoded, conversation, options = await aside(lambda: _read(body, strict), body)
         call = decoded.call
         model = server.model_name(call.model)
         include_usage = ask.check_stream_options(call)
-        conversation = ask.conversation(call.messages, call)
-        options = ask.options(call)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(options.n) as session:
         head = wire.Head(int(server.wall_clock()), model, include_usage)
         work = _answer(server, exchange, session, call, conversation, options, head)
         await exchange.while_connected(work, server.stopping)
+
+
+def _read(body: bytes, strict: bool) -> tuple[Decoded[ChatCall], Conversation, Options]:
+    decoded = decode(body, ChatCall, CHAT_REFUSED, strict=strict, idle=ask.ignored)
+    call = decoded.call
+    return decoded, ask.conversation(call.messages, call), ask.options(call)
 
 
 async def _answer(

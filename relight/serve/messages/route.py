@@ -1,48 +1,71 @@
 """`POST /v1/messages` and its `count_tokens`. Knows the order of things; shapes are in `ask` and
 `stream`."""
 
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 from relight.serve import ask
-from relight.serve.decode import decode
+from relight.serve.decode import Decoded, decode
 from relight.serve.exchange import Exchange
 from relight.serve.messages.ask import REFUSED, chat_call
 from relight.serve.messages.schema import MessagesCall, PromptCall, TokenCount
 from relight.serve.messages.stream import MessageTeller
+from relight.serve.names import Names
+from relight.serve.reading import aside
 from relight.serve.server import Server
 from relight.serve.teller import answer
+from relight.session import Options
 from relight.text.conversation import Conversation
+
+T = TypeVar("T", bound=PromptCall)
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[T]):
+    """A call with what it asks for. `names` tells errors in the client's words."""
+
+    decoded: Decoded[T]
+    names: Names
+    conversation: Conversation
+    options: Options
 
 
 async def messages(server: Server, exchange: Exchange) -> None:
     body = await exchange.body(server.options.body_limit)
+    strict = server.options.strict_fields
     with server.counted():
-        decoded = decode(body, MessagesCall, REFUSED, strict=server.options.strict_fields)
-        model = server.model_name(decoded.call.model)
-        call, names = chat_call(decoded.call)
-        with names.told():
-            conversation = ask.conversation(call.messages, call)
-            options = ask.options(call)
-    server.report_ignored(exchange, decoded.ignored)
-    with names.told():
+        read = await aside(lambda: _read(body, MessagesCall, strict), body)
+        call = read.decoded.call
+        model = server.model_name(call.model)
+    server.report_ignored(exchange, read.decoded.ignored)
+    with read.names.told():
         await answer(
             server,
             exchange,
-            conversation,
-            options,
+            read.conversation,
+            read.options,
             lambda job: MessageTeller(job, model),
             stream=bool(call.stream),
         )
 
 
 async def count_tokens(server: Server, exchange: Exchange) -> None:
-    """By the very encoder that generation uses."""
+    """By the very encoder that generation uses. The body of a call does as it stands."""
     body = await exchange.body(server.options.body_limit)
-    decoded = decode(body, PromptCall, REFUSED)
-    server.model_name(decoded.call.model)
+    read = await aside(lambda: _read(body, PromptCall, False), body)
+    server.model_name(read.decoded.call.model)
+    with read.names.told():
+        work = _count(server, read.conversation)
+        count = await exchange.while_connected(work, server.stopping)
+    await exchange.reply_json(TokenCount(count))
+
+
+def _read(body: bytes, kind: type[T], strict: bool) -> Read[T]:
+    decoded = decode(body, kind, REFUSED, strict=strict)
     call, names = chat_call(decoded.call)
     with names.told():
         conversation = ask.conversation(call.messages, call)
-        count = await exchange.while_connected(_count(server, conversation), server.stopping)
-    await exchange.reply_json(TokenCount(count))
+        return Read(decoded, names, conversation, ask.options(call))
 
 
 async def _count(server: Server, conversation: Conversation) -> int:

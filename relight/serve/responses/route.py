@@ -1,29 +1,40 @@
 """`POST /v1/responses`. Knows the order of things; shapes are in `ask` and `stream`."""
 
+from dataclasses import dataclass
+
 from relight.serve import ask
-from relight.serve.decode import decode, shown_name
+from relight.serve.decode import Decoded, decode, shown_name
 from relight.serve.exchange import Exchange
-from relight.serve.responses.ask import REFUSED, SEALED, chat_call
+from relight.serve.reading import aside
+from relight.serve.responses.ask import REFUSED, SEALED, Asked, chat_call
 from relight.serve.responses.schema import ReasoningEcho, ResponseBody, ResponsesCall
 from relight.serve.responses.stream import ResponseTeller
 from relight.serve.server import Server
 from relight.serve.teller import answer
-from relight.session import Job
+from relight.session import Job, Options
+from relight.text.conversation import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A call with what it asks for."""
+
+    decoded: Decoded[ResponsesCall]
+    asked: Asked
+    conversation: Conversation
+    options: Options
 
 
 async def responses(server: Server, exchange: Exchange) -> None:
     body = await exchange.body(server.options.body_limit)
+    strict = server.options.strict_fields
     with server.counted():
-        decoded = decode(body, ResponsesCall, REFUSED, strict=server.options.strict_fields)
-        call = decoded.call
+        read = await aside(lambda: _read(body, strict), body)
+        call, asked = read.decoded.call, read.asked
         model = server.model_name(call.model)
-        asked = chat_call(call)
-        with asked.names.told():
-            conversation = ask.conversation(asked.call.messages, asked.call)
-            options = ask.options(asked.call)
     unread = [f"tools.{kind}" for kind in asked.tools.dropped]
     unread += [shown_name(f"include.{name}") for name in call.include or () if name != SEALED]
-    server.report_ignored(exchange, [*decoded.ignored, *unread])
+    server.report_ignored(exchange, [*read.decoded.ignored, *unread])
     created = int(server.wall_clock())
 
     def teller(job: Job) -> ResponseTeller:
@@ -31,8 +42,22 @@ async def responses(server: Server, exchange: Exchange) -> None:
         return ResponseTeller(response, asked.tools, sealed=SEALED in (call.include or ()))
 
     with asked.names.told():
-        stream = bool(call.stream)
-        await answer(server, exchange, conversation, options, teller, stream=stream)
+        await answer(
+            server,
+            exchange,
+            read.conversation,
+            read.options,
+            teller,
+            stream=bool(call.stream),
+        )
+
+
+def _read(body: bytes, strict: bool) -> Read:
+    decoded = decode(body, ResponsesCall, REFUSED, strict=strict)
+    asked = chat_call(decoded.call)
+    with asked.names.told():
+        conversation = ask.conversation(asked.call.messages, asked.call)
+        return Read(decoded, asked, conversation, ask.options(asked.call))
 
 
 def _response(call: ResponsesCall, id: str, created: int, model: str) -> ResponseBody:
