@@ -86,6 +86,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
 
+    engram: Annotated[
+        Literal["device", "host", "mmap"],
+        _knob(
+            "memory",
+            "where V4.1's n-gram tables lie; device: with the weights; host: in RAM; mmap: in the "
+            "checkpoint, of which only the rows asked for are read",
+        ),
+    ] = "device"
     max_context: Annotated[
         int,
         _knob(

@@ -54,6 +54,11 @@ class TensorSpec:
     def nbytes(self) -> int:
         return DTYPE_BYTES[self.dtype] * prod(self.shape)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it is looked up by row, so that it need not lie with the rest."""
+        return ".engram.embed." in self.name
+
 
 def backbone_tensors(config: ModelConfig) -> Iterator[TensorSpec]:
     """What a forward pass without a draft reads."""

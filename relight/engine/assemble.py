@@ -75,7 +75,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     spec = layout(config, numerics)
     counts = count_bytes(settings.num_slots, config.vocab_size)
     notes = check_memory(config, spec, settings, device, counts)
-    weights = load(model, device, progress=progress)
+    weights = load(model, device, engram=settings.engram, progress=progress)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
@@ -116,7 +116,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_pages=fitted.num_pages - 1,
         operator=operator,
         memory=(
-            *weight_rows(config),
+            *weight_rows(config, settings.engram),
             *state_rows(spec, fitted, counts),
             (f"scratch of a step of {rows:,} rows, about", scratch_bytes(config, rows, 1)),
         ),
@@ -143,10 +143,10 @@ def check_memory(
     notes: tuple[str, ...] = ()
     if device.type == "cpu":
         available = available_bytes()
-        taken = check_weights_fit_in_ram(config, available)
-        notes = weight_notes(config, available)
+        taken = check_weights_fit_in_ram(config, available, settings.engram)
+        notes = weight_notes(config, available, settings.engram)
     else:
-        taken = check_weights_fit(config, free_bytes(device))
+        taken = check_weights_fit(config, free_bytes(device), settings.engram)
     capacity(config, spec, settings, free_bytes(device, taken) - counts)
     for note in notes:
         log.warning("%s", note)

@@ -15,13 +15,20 @@ Rows = tuple[tuple[str, int], ...]
 """What it is, and its bytes."""
 
 
-def weight_rows(config: ModelConfig) -> Rows:
+ELSEWHERE = {"host": "n-gram tables in RAM", "mmap": "n-gram tables in the checkpoint"}
+"""By where they lie: names of what takes nothing of the device."""
+
+
+def weight_rows(config: ModelConfig, engram: str = "device") -> Rows:
     """The parts of the backbone as they are stored; norms take twice that, since they become
-    float32."""
+    float32. `engram` says where n-gram tables lie."""
     parts: Counter[str] = Counter()
     for tensor in backbone_tensors(config):
-        parts[tensor.part] += tensor.nbytes
-    return tuple((f"weights: {part}", size) for part, size in parts.items())
+        if tensor.is_table and engram in ELSEWHERE:
+            parts[ELSEWHERE[engram]] += tensor.nbytes
+        else:
+            parts[f"weights: {tensor.part}"] += tensor.nbytes
+    return tuple(parts.items())
 
 
 def state_rows(spec: Layout, fitted: Capacity, counts: int) -> Rows:
@@ -52,40 +59,54 @@ def scratch_bytes(config: ModelConfig, rows: int, draws: int) -> int:
     return 4 * (rows * each + 2 * draws * config.vocab_size)
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    return sum(size for _, size in weight_rows(config))
+def weight_bytes(config: ModelConfig, engram: str = "device") -> int:
+    """What the device holds."""
+    rows = weight_rows(config, engram)
+    return sum(size for name, size in rows if name not in ELSEWHERE.values())
 
 
-def check_weights_fit(config: ModelConfig, free_bytes: int) -> int:
+def check_weights_fit(config: ModelConfig, free_bytes: int, engram: str = "device") -> int:
     """Before they are read, where all are copied: raises `CannotFit`, or returns how many bytes
     they will take."""
-    needed = weight_bytes(config)
+    needed = weight_bytes(config, engram)
     if needed > free_bytes:
+        remedy = "choose a device with more memory, or a smaller checkpoint"
+        if needed > weight_bytes(config, "host"):
+            remedy = "set engram to host or mmap, or " + remedy
         raise CannotFit(
-            f"the weights take {needed:,} bytes and {free_bytes:,} are free on the device: choose "
-            "a device with more memory, or a smaller checkpoint",
+            f"the weights take {needed:,} bytes and {free_bytes:,} are free on the device: "
+            f"{remedy}",
             param="device",
         )
     return needed
 
 
-def check_weights_fit_in_ram(config: ModelConfig, available_bytes: int) -> int:
-    """The same where only experts are copied, into stacks; the rest is mapped, and its pages are
-    given back and read again as they are needed."""
-    copied = sum(t.nbytes for t in backbone_tensors(config) if t.part == "routed experts")
+def check_weights_fit_in_ram(
+    config: ModelConfig, available_bytes: int, engram: str = "device"
+) -> int:
+    """The same where only experts are copied, into stacks, and n-gram tables on request; the rest
+    is mapped, and its pages are given back and read again as they are needed."""
+    copied = sum(
+        tensor.nbytes
+        for tensor in backbone_tensors(config)
+        if tensor.part == "routed experts" or (tensor.is_table and engram == "host")
+    )
     if copied > available_bytes:
+        tables = " and n-gram tables" if engram == "host" and config.engram else ""
         raise CannotFit(
-            f"the routed experts take {copied:,} bytes of RAM, of {weight_bytes(config):,} for all "
-            f"weights, and {available_bytes:,} are available: free memory, or choose a machine "
-            "with more, or a smaller checkpoint",
+            f"the routed experts{tables} take {copied:,} bytes of RAM, of {weight_bytes(config):,} "
+            f"for all weights, and {available_bytes:,} are available: free memory, or choose a "
+            "machine with more, or a smaller checkpoint",
             param="model",
         )
     return copied
 
 
-def weight_notes(config: ModelConfig, available_bytes: int) -> tuple[str, ...]:
-    """For weights that fit in RAM as above."""
-    needed = weight_bytes(config)
+def weight_notes(
+    config: ModelConfig, available_bytes: int, engram: str = "device"
+) -> tuple[str, ...]:
+    """For weights that fit in RAM as above. Of n-gram tables a step reads some rows anyway."""
+    needed = weight_bytes(config, "mmap" if engram == "mmap" else "device")
     if needed <= available_bytes:
         return ()
     return (

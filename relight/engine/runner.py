@@ -1,34 +1,37 @@
 """Executes step plans: the one place where a plan meets the model, the pool and the sampler.
 Decides nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from relight.base.errors import Unavailable
 from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder
 from relight.engine.plan import Draw, Drawn, Rows, StepPlan
 from relight.engine.sampler import Sampled, Sampler, read
-from relight.kernels.device import download, upload
-from relight.model.state import layer_states
+from relight.kernels.device import answers, download, upload
 from relight.model.network import Network
+from relight.model.state import layer_states
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a step draws, on its way to the host; there once `ready` has come."""
+    """What a step draws, on its way to the host. The step has ended, and that is there, once
+    `ready` has come."""
 
-    sampled: Sampled
+    sampled: Sampled | None
     ready: torch.Event | None
 
 
 class Runner:
     """Runs plans in the order in which they are given. Lengths, last tokens and page tables live on
-    the device and change only here."""
+    the device and change only here. Raises what ops raise, `Unavailable` if the device is lost."""
 
     def __init__(self, model: Network, pool: Pool, *, max_context: int) -> None:
         device, slots = pool.device, pool.slots.count
@@ -46,9 +49,29 @@ class Runner:
         """Runs one step to its end."""
         return self.read(self.launch(plan))
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched | None:
+    def launch(self, plan: StepPlan) -> Launched:
         """Puts one step on the device; what it draws, in the order of `plan.draws`, is `read`."""
+        with self._faults(), torch.inference_mode():
+            return self._launch(plan)
+
+    def read(self, launched: Launched) -> list[Drawn]:
+        """Waits for a step, and for none that was launched after it; returns its draws."""
+        with self._faults():
+            if launched.ready is not None:
+                launched.ready.synchronize()
+            return [] if launched.sampled is None else read(launched.sampled)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if answers(self.pool.device):
+                raise
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise Unavailable(f"the device is lost: {reason}; start the engine again") from error
+
+    def _launch(self, plan: StepPlan) -> Launched:
         self._prepare(plan)
         segments: tuple[tuple[Family, tuple[Rows, ...]], ...] = (
             ("step", plan.made),
@@ -58,27 +81,23 @@ class Runner:
         sampled = self._draw(plan.draws, torch.cat(logits)) if plan.draws else None
         for move in plan.takes:
             self.pool.take_record(move.slot, move.record, move.boundary)
-        return None if sampled is None else self._send(sampled)
+        return self._send(sampled)
 
-    def read(self, launched: Launched | None) -> list[Drawn]:
-        """Waits for the draws of a step, and for no step that was launched after it."""
-        if launched is None:
-            return []
-        if launched.ready is not None:
-            launched.ready.synchronize()
-        return read(launched.sampled)
-
-    def _send(self, sampled: Sampled) -> Launched:
-        if self.lengths.device.type == "cpu":
+    def _send(self, sampled: Sampled | None) -> Launched:
+        """A step that draws nothing is waited for as well: else nobody knew how long it took, and
+        a long prompt would be launched to its end."""
+        device = self.pool.device
+        if device.type == "cpu":
             return Launched(sampled, None)
-        scores = sampled.scores
-        if scores is not None:
-            own, ids, top = (download(t) for t in (scores.own, scores.top_ids, scores.top))
-            scores = replace(scores, own=own, top_ids=ids, top=top)
-        sent = Sampled(download(sampled.tokens), sampled.asked, scores)
-        ready = torch.Event(self.lengths.device)
+        if sampled is not None:
+            scores = sampled.scores
+            if scores is not None:
+                own, ids, top = (download(t) for t in (scores.own, scores.top_ids, scores.top))
+                scores = replace(scores, own=own, top_ids=ids, top=top)
+            sampled = Sampled(download(sampled.tokens), sampled.asked, scores)
+        ready = torch.Event(device)
         ready.record()
-        return Launched(sent, ready)
+        return Launched(sampled, ready)
 
     def _prepare(self, plan: StepPlan) -> None:
         device = self.lengths.device

@@ -5,6 +5,7 @@ import torch
 from relight.base.checkpoint import OpenModel
 from relight.base.config import ModelConfig
 from relight.base.numerics import Numerics
+from relight.model.ngram_table import Where
 from relight.model.source import Progress
 from relight.model.transformer import Transformer
 from relight.model.transformer_v41 import TransformerV41
@@ -16,11 +17,17 @@ Network = Transformer | TransformerV41
 
 
 def load(
-    model: OpenModel, device: torch.device, *, threads: int = 4, progress: Progress | None = None
+    model: OpenModel,
+    device: torch.device,
+    *,
+    engram: Where = "device",
+    threads: int = 4,
+    progress: Progress | None = None,
 ) -> AnyWeights:
-    """Brings the backbone of a checked checkpoint to `device`; see `weights.load_weights`."""
+    """Brings the backbone of a checked checkpoint to `device`, except n-gram tables that are to lie
+    elsewhere; see `weights.load_weights`."""
     if model.config.generation == "v4.1":
-        return load_v41(model, device, threads, progress)
+        return load_v41(model, device, engram, threads, progress)
     return load_weights(model, device, threads=threads, progress=progress)
 
 

@@ -56,10 +56,15 @@ class Ngrams:
         self.numerics = numerics
         self.boundary = boundary
 
-    def forward(self, streams: Tensor, classes: Tensor, segment: Segment) -> Tensor:
-        """streams [rows, hc, D], classes [rows, N] -> the streams with what was remembered."""
+    def recall(self, classes: Tensor) -> Tensor:
+        """The values of the table's rows [rows, C * d_e] for the classes [rows, N]: known from the
+        token ids alone, before any layer has run."""
         w = self.weights
         rows = engram.table_rows(classes, w.factors, w.primes)
-        values = engram.gather(w.table, w.scale, rows).to(self.boundary)
+        return w.table.values(rows).to(self.boundary)
+
+    def forward(self, streams: Tensor, values: Tensor, segment: Segment) -> Tensor:
+        """streams [rows, hc, D], values of `recall` -> the streams with what was remembered."""
+        w = self.weights
         mapped = linear(values, w.wkv, segment.family, self.numerics.quantised, self.boundary)
         return engram.gate(streams, mapped, w.gain, self.config.rms_norm_eps, self.boundary)

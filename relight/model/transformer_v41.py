@@ -49,7 +49,7 @@ class BlockV41:
         self,
         streams: Tensor,
         pre: Tensor,
-        classes: Tensor | None,
+        recalled: Tensor | None,
         segment: Segment,
         where: Addresses,
         state: LayerState,
@@ -58,8 +58,8 @@ class BlockV41:
         """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
         w = self.weights
         if self.ngrams is not None:
-            assert classes is not None
-            streams = self.ngrams.forward(streams, classes, segment)
+            assert recalled is not None
+            streams = self.ngrams.forward(streams, recalled, segment)
         mix = self._mix(streams, w.hyper_attention, segment)
         x = self._collapse(streams, pre, w.attention_norm)
         out = self.attention.share(x, segment, where, state, shared)
@@ -106,19 +106,21 @@ class TransformerV41:
     def forward(self, segment: Segment, states: Sequence[LayerState]) -> Tensor:
         """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer."""
         where, shared = addresses(self.config, segment), Shared()
-        classes = self.remember(segment, states)
+        recalled = self.recall(segment, states)
         streams, pre = self.embed(segment.token_ids)
-        for block, state in zip(self.blocks, states, strict=True):
-            streams, pre = block.forward(streams, pre, classes, segment, where, state, shared)
+        for block, state, own in zip(self.blocks, states, recalled, strict=True):
+            streams, pre = block.forward(streams, pre, own, segment, where, state, shared)
         rows = segment.sample_rows
         return self.head(streams[rows], pre[rows], segment)
 
-    def remember(self, segment: Segment, states: Sequence[LayerState]) -> Tensor | None:
-        """Stores the token ids; returns the classes that n-grams are made of [rows, N]."""
+    def recall(self, segment: Segment, states: Sequence[LayerState]) -> list[Tensor | None]:
+        """Stores the token ids; returns what each layer's table holds of their n-grams, None for
+        layers without one."""
         rings = [state.tokens for state in states if state.tokens is not None]
         if not rings:
-            return None
-        return store_tokens(self.config, segment, rings[0], self.weights.token_classes)
+            return [None] * len(states)
+        classes = store_tokens(self.config, segment, rings[0], self.weights.token_classes)
+        return [block.ngrams.recall(classes) if block.ngrams else None for block in self.blocks]
 
     def embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The embedding in every stream [rows, hc, D], of which the first attention reads one."""

@@ -4,6 +4,7 @@ Shapes as in `weights`, with N the longest n-gram, C columns of an n-gram table 
 its rows. What only images need, `bias_vl` too, is not kept.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from relight.base.checkpoint import OpenModel
 from relight.base.engram import multipliers, table_primes
-from relight.base.specs import LayerSpec
+from relight.base.headers import StoredTensor
+from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels.codec import DenseWeight, Weight
-from relight.model.source import Progress, WeightSource
+from relight.model.ngram_table import DeviceTable, FileTable, HostTable, NgramTable, Where
+from relight.model.source import STORED_AS, Progress, WeightSource
 from relight.model.weights import (
     AttentionWeights,
     CompressorWeights,
@@ -49,8 +52,7 @@ class QueryWeights:
 class EngramWeights:
     """An n-gram table, and how its rows join the streams."""
 
-    table: Tensor  # [rows, d_e] E4M3 bytes
-    scale: Tensor  # [rows, d_e / 32] UE8M0 bytes
+    table: NgramTable  # rows of d_e values
     factors: Tensor  # [N] int64
     primes: Tensor  # [N - 1, heads] int64
     wkv: Weight  # [(hc + 1) * D, C * d_e]
@@ -85,18 +87,37 @@ class ModelWeightsV41:
 
 
 def load_v41(
-    model: OpenModel, device: torch.device, threads: int, progress: Progress | None
+    model: OpenModel,
+    device: torch.device,
+    engram: Where,
+    threads: int,
+    progress: Progress | None,
 ) -> ModelWeightsV41:
-    """As `load_weights` of `weights`. Raises BadCheckpoint also for a folder without tokenizer,
-    which n-grams are made with."""
+    """As `load_weights` of `weights`, with n-gram tables where `engram` says. Raises BadCheckpoint
+    also for a folder without tokenizer, which n-grams are made with."""
     classes = token_classes(model.checkpoint.folder, model.config.vocab_size)
     with WeightSource(device) as source:
-        loaded = _LoadedV41(model.config, model.tensors.used, source)
+        loaded = _LoadedV41(model.config, model.tensors.used, source, engram)
         source.run(threads, progress)
     return loaded.network(torch.tensor(classes, device=device))
 
 
 class _LoadedV41(Loaded):
+    def __init__(
+        self,
+        config: ModelConfig,
+        stored: Mapping[str, StoredTensor],
+        source: WeightSource,
+        engram: Where,
+    ) -> None:
+        tables = {name: tensor for name, tensor in stored.items() if ".engram.embed." in name}
+        super().__init__(config, {n: t for n, t in stored.items() if n not in tables}, source)
+        self._tables = {
+            layer.index: _table(f"layers.{layer.index}.engram.embed", tables, source, engram)
+            for layer in config.layers
+            if layer.engram_rows
+        }
+
     def network(self, classes: Tensor) -> ModelWeightsV41:
         return ModelWeightsV41(
             embed=self._tensors["embed.weight"],
@@ -142,16 +163,32 @@ class _LoadedV41(Loaded):
         )
 
     def _engram(self, layer: LayerSpec, prefix: str) -> EngramWeights:
-        spec, table = self._config.engram, self._tensors[f"{prefix}embed.weight"]
+        spec = self._config.engram
         assert spec is not None
         tables = [each.index for each in self._config.layers if each.engram_rows]
         primes = table_primes(spec, len(tables))[tables.index(layer.index)]
         query, key = (self._tensors[f"{prefix}{name}"].float() for name in ("q_weight", "k_weight"))
         return EngramWeights(
-            table=table,
-            scale=self._tensors[f"{prefix}embed.scale"],
-            factors=torch.tensor(multipliers(spec, layer.index), device=table.device),
-            primes=torch.tensor(primes, device=table.device),
+            table=self._tables[layer.index],
+            factors=torch.tensor(multipliers(spec, layer.index), device=query.device),
+            primes=torch.tensor(primes, device=query.device),
             wkv=self._fp8(f"{prefix}wkv"),
             gain=query * key,
         )
+
+
+def _table(
+    name: str, stored: Mapping[str, StoredTensor], source: WeightSource, where: Where
+) -> NgramTable:
+    data, scale = stored[f"{name}.weight"], stored[f"{name}.scale"]
+    if where == "mmap":
+        return FileTable(data, scale)
+    if where == "device":
+        return DeviceTable(source.tensor(data), source.tensor(scale))
+    return HostTable(_in_ram(data, source), _in_ram(scale, source))
+
+
+def _in_ram(stored: StoredTensor, source: WeightSource) -> Tensor:
+    tensor = torch.empty(stored.shape, dtype=STORED_AS[stored.dtype])
+    source.fill(tensor, stored)
+    return tensor

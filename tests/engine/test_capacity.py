@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from relight.base.config import LayerSpec, ModelConfig
 from relight.base.errors import CannotFit
 from relight.base.numerics import OFFICIAL
-from relight.base.official import V4_FLASH
+from relight.base.official import V4_FLASH, V41_FLASH
 from relight.base.settings import Settings
 from relight.base.tensors import backbone_tensors
 from relight.cache.layout import PAGE_TOKENS, Layout, layout
@@ -177,3 +177,28 @@ def test_a_container_leaves_what_its_limit_says(tmp_path: Path) -> None:
     for limit, left in (("max\n", 4000 * 1024), ("1000000\n", 900_000), (f"{10**9}\n", 4096_000)):
         (tmp_path / "memory.max").write_text(limit)
         assert available_bytes(meminfo, tmp_path) == left
+
+
+def test_n_gram_tables_elsewhere_are_not_counted_on_the_device() -> None:
+    tables = 264 * (384_006_168 + 384_016_682)
+    everything = sum(size for _, size in weight_rows(V41_FLASH))
+    for place in ("host", "mmap"):
+        rows = dict(weight_rows(V41_FLASH, place))
+        elsewhere = {name: size for name, size in rows.items() if "n-gram tables" in name}
+        assert list(elsewhere.values()) == [tables]
+        assert sum(rows.values()) == everything
+        assert check_weights_fit(V41_FLASH, 320 * 2**30, place) == everything - tables
+    with pytest.raises(CannotFit, match="set engram to host or mmap") as caught:
+        check_weights_fit(V41_FLASH, 320 * 2**30)
+    assert caught.value.param == "device"
+    with pytest.raises(CannotFit) as caught:
+        check_weights_fit(V41_FLASH, 80 * 2**30, "mmap")
+    assert "engram" not in caught.value.message
+
+
+def test_n_gram_tables_in_ram_are_counted_there() -> None:
+    experts = dict(weight_rows(V41_FLASH))["weights: routed experts"]
+    assert check_weights_fit_in_ram(V41_FLASH, experts) == experts
+    with pytest.raises(CannotFit, match="experts and n-gram tables"):
+        check_weights_fit_in_ram(V41_FLASH, experts, "host")
+    assert check_weights_fit_in_ram(V41_FLASH, experts, "mmap") == experts

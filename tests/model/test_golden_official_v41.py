@@ -119,7 +119,7 @@ class Blocks:
         segment = run.runner.batch.segment(family, [Rows(0, start, tokens)])
         where, shared, out = addresses(run.config, segment), Shared(), []
         with torch.inference_mode():
-            classes = network.remember(segment, run.runner.states)
+            recalled = network.recall(segment, run.runner.states)
             first = network.embed(segment.token_ids)
             for layer, block in enumerate(network.blocks):
                 streams, pre = (
@@ -135,7 +135,7 @@ class Blocks:
                     after, _ = block.forward(
                         streams.to(device, network.boundary),
                         pre.to(device),
-                        classes,
+                        recalled[layer],
                         segment,
                         where,
                         state,

@@ -22,7 +22,7 @@ def table_rows(classes: Tensor, factors: Tensor, primes: Tensor) -> Tensor:
 def gather(table: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     flat = rows.flatten()
     values = fp8_dequantise(table.index_select(0, flat), scale.index_select(0, flat))
-    return values.view(rows.shape[0], -1)
+    return values.view(rows.shape[0], rows.shape[1] * table.shape[1])
 
 
 def gate(
