@@ -1,11 +1,14 @@
 """What the protocols beside chat completions share: signs of life, cut connections, documents."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from tests.serve.fakes import EOS, HELLO, answering
+from relight.session import Session
+from relight.session.memory import Memory
+from tests.serve.fakes import ENCODER, EOS, HELLO, TOKENIZER, answering, echo, rig
 from tests.serve.test_chat import drive
 
 MESSAGES = ("/v1/messages", {"messages": HELLO, "stream": True})
@@ -67,3 +70,39 @@ def test_the_document_describes_the_protocols() -> None:
         events = content["text/event-stream"]["schema"]["anyOf"]
         assert len(events) == kinds
         assert all(event["$ref"].rpartition("/")[2] in schemas for event in events)
+
+
+def test_nothing_crosses_from_one_stream_to_another() -> None:
+    """Three protocols at once, twenty streams each, and a memory of what was answered."""
+    secrets = [f"secret {number:02d}!" for number in range(60)]
+    bodies: list[tuple[str, Any]] = []
+    for number, secret in enumerate(secrets):
+        talk = [{"role": "user", "content": secret}]
+        bodies.append(
+            [
+                ("/v1/chat/completions", {"messages": talk, "reasoning_effort": "none"}),
+                ("/v1/messages", {"messages": talk, "thinking": {"type": "disabled"}}),
+                ("/v1/responses", {"input": secret, "reasoning": {"effort": "none"}}),
+            ][number % 3]
+        )
+    one = rig(echo(per_delta=2))
+    one.server.sessions = [Session(one.client, TOKENIZER, ENCODER, memory=Memory())]
+
+    async def ask_all() -> list[str]:
+        async with one.http() as http:
+            replies = (http.post(path, json=body | {"stream": True}) for path, body in bodies)
+            return [reply.text for reply in await asyncio.gather(*replies)]
+
+    for secret, text in zip(secrets, asyncio.run(ask_all()), strict=True):
+        frames = (frame.partition("data: ")[2] for frame in text.split("\n\n"))
+        events = [json.loads(data) for data in frames if data and data != "[DONE]"]
+        assert "".join(map(said, events)) == secret
+
+
+def said(event: Any) -> str:
+    """What an event of any of the protocols adds to the text."""
+    if "choices" in event:
+        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    if event["type"] == "content_block_delta":
+        return str(event["delta"].get("text", ""))
+    return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
