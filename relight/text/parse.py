@@ -20,6 +20,10 @@ from relight.text.markup import Tag, may_become_tag, read_tag
 from relight.text.schema import ParameterTypes
 from relight.text.tokenizer import SPELLING, Tokenizer
 
+MAX_HELD = 1000
+"""Characters, blanks all but the last, that wait for what comes after them. Without a bound a model
+that writes nothing but blanks would have all of them read again with every token."""
+
 
 class Reasoning(msgspec.Struct, frozen=True):
     text: str
@@ -228,6 +232,8 @@ class OutputParser:
                 self._fresh = not text
             blank = "\n" if self._state is State.REASONING else None
             text, self._held = _split_tail(text, blank)
+            if (excess := len(self._held) - MAX_HELD) > 0:
+                text, self._held = text + self._held[:excess], self._held[excess:]
             self._emit_prose(text)
             return
         text, self._held = _split_tail(text, "")

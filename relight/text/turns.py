@@ -110,7 +110,8 @@ def _take_user_text(queue: Queue, keep_empty: bool) -> str | None:
 def _take_results(i: int, message: Message, queue: Queue) -> tuple[str, ...]:
     """The tool messages at the front, one for each call of message `i`, in the calls' order."""
     wanted = [call.id for call in message.tool_calls]
-    if len(set(wanted)) < len(wanted):
+    known = set(wanted)
+    if len(known) < len(wanted):
         twice = next(id for id in wanted if wanted.count(id) > 1)
         where = f"messages[{i}].tool_calls"
         raise BadRequest(
@@ -126,7 +127,7 @@ def _take_results(i: int, message: Message, queue: Queue) -> tuple[str, ...]:
             break
         j, result = queue.popleft()
         id = result.tool_call_id
-        if id not in wanted or id in results:
+        if id not in known or id in results:
             where = f"messages[{j}].tool_call_id"
             open_ids = [w for w in wanted if w not in results]
             raise BadRequest(f"{where} is {id!r}; wanted one of {open_ids}", param=where)
