@@ -80,6 +80,17 @@ def memory_added(device: torch.device, run: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
+def answers(device: torch.device) -> bool:
+    """Whether the device still computes. After some faults of a kernel, as an address that is not
+    there, a GPU does nothing more for this process."""
+    try:
+        return torch.ones(1, device=device).tolist() == [1.0]
+    except torch.OutOfMemoryError:
+        return True
+    except RuntimeError:
+        return False
+
+
 def upload(
     values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> Tensor:
