@@ -54,14 +54,19 @@ class Guides:
         return Guide(self, request)
 
     def settle(self) -> list[tuple[str, str]]:
-        """Waits a moment for what is being worked out. Returns the ids of requests that cannot go
-        on, each with the reason."""
+        """Waits a moment for masks, and not for grammars that are compiled. Returns the ids of
+        requests that cannot go on, each with the reason."""
         working = self._working
         if not working:
             return []
-        wait([guide.job for guide in working], GRACE_S)
+        if masks := [guide.job for guide in working if guide.has_begun]:
+            wait(masks, GRACE_S)
         self._working = [guide for guide in working if not guide.job.done()]
         return [(guide.id, guide.fault) for guide in working if guide.fault is not None]
+
+    def rest(self) -> None:
+        """Waits a moment, as there is nothing else to do."""
+        wait([guide.job for guide in self._working], GRACE_S)
 
     def work(self, guide: "Guide", task: Callable[..., None], *values: Any) -> None:
         guide.job = self._executor.submit(task, *values)
@@ -111,6 +116,11 @@ class Guide:
         if error is None:
             return None
         return error.message if isinstance(error, RelightError) else repr(error)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it waits for a mask; else for its grammar."""
+        return self._state is not State.BEFORE
 
     @property
     def is_ready(self) -> bool:

@@ -84,6 +84,8 @@ class Loop:
         plan = self._scheduler.plan(now)
         if plan is not None:
             self._launched.append(Launched(plan, self._steps.launch(plan), now))
+        elif not self._launched and self._guides is not None:
+            self._guides.rest()  # for a grammar, if for anything
         if len(self._launched) > (0 if plan is None else self._steps.ahead):
             deltas += self._read()
         self._report()
