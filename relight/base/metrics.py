@@ -109,6 +109,12 @@ REQUEST_GENERATION = Metric(
     "vllm:request_generation_tokens", "histogram", "Tokens that a request made.", buckets=TOKENS
 )
 STEPS = Metric("relight:engine_steps", "counter", "Steps of the engine.")
+STEP_TIME = Metric("relight:step_seconds", "gauge", "How long the last step took.")
+PACE = Metric(
+    "relight:tokens_per_second",
+    "gauge",
+    "Tokens read and made in a second of steps, of late: what a predicted wait is reckoned by.",
+)
 RECORDS = Metric(
     "relight:boundary_records", "gauge", "Boundary records, by state: used, total.", ("state",)
 )
@@ -141,6 +147,8 @@ METRICS = (
     REQUEST_PROMPT,
     REQUEST_GENERATION,
     STEPS,
+    STEP_TIME,
+    PACE,
     RECORDS,
     PAGES,
     IGNORED_FIELDS,

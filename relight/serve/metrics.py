@@ -160,6 +160,8 @@ _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
     (table.CACHE_HITS, _one(lambda s: s.cached_tokens)),
     (table.PREEMPTIONS, _one(lambda s: s.preemptions)),
     (table.STEPS, _one(lambda s: s.steps)),
+    (table.STEP_TIME, _one(lambda s: s.step_s)),
+    (table.PACE, _one(lambda s: s.tokens_per_s)),
     (
         table.RECORDS,
         lambda s: [(("used",), s.records_used), (("total",), s.records_total)],

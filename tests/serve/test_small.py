@@ -98,6 +98,7 @@ def test_metrics_tell_what_happened() -> None:
     rig.client.condition = "dead"
     rig.chat()
     rig.client.condition = None
+    rig.client.tokens_per_s = 12.5
     response = rig.request("GET", "/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     seen = samples(response.text)
@@ -123,6 +124,7 @@ def test_metrics_tell_what_happened() -> None:
     assert seen["vllm:inter_token_latency_seconds_count"] == {(): gaps}
     assert seen["vllm:num_requests_running"] == {(): 0}
     assert seen["vllm:kv_cache_usage_perc"] == {(): 0}
+    assert seen["relight:tokens_per_second"] == {(): 12.5}
     assert seen["relight:pages"] == {("held",): 0, ("cached",): 0, ("total",): 0}
 
 
