@@ -25,7 +25,7 @@ from relight.engine.plan import Draw, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import Sampled, draw_tokens
 from relight.engine.steps import InTurn
-from relight.model.weights import load_weights
+from relight.model.network import load
 from tests.model.harness import GOLDEN, Driver, same_bits
 
 PAGE = PAGE_TOKENS
@@ -34,14 +34,14 @@ VOCAB = 320
 NONE: frozenset[int] = frozenset()
 
 
-def write_checkpoint(folder: Path) -> Path:
+def write_checkpoint(folder: Path, model: str = "v4") -> Path:
     """The golden checkpoint, made for a longer context than its own."""
-    source = GOLDEN / "v4" / "checkpoint"
+    source = GOLDEN / model / "checkpoint"
     for path in source.iterdir():
         if path.name != "config.json":
             (folder / path.name).symlink_to(path)
     config = json.loads((source / "config.json").read_text())
-    config["max_position_embeddings"] = CONTEXT
+    config.get("text_config", config)["max_position_embeddings"] = CONTEXT
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -268,7 +268,7 @@ class ByHand:
         self.width = width
         self.driver = Driver(
             model.config,
-            load_weights(model, where),
+            load(model, where),
             choose_numerics("auto", where),
             num_slots=1,
             context=context,

@@ -21,9 +21,9 @@ from tests.model.harness import same_bits
 TEXT = words("text", 4097)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+@pytest.fixture(scope="module", params=["v4", "v41"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param)
 
 
 @pytest.fixture(scope="module")
