@@ -95,6 +95,8 @@ class Rig:
             async with self.http() as http:
                 return await http.request(method, path, **how)
 
+        if not self.server.stopping.is_set():
+            self.server.stopping = asyncio.Event()  # it belongs to the loop that first awaits it
         return asyncio.run(send())
 
     def post(self, path: str, body: Any, **how: Any) -> httpx.Response:
