@@ -109,6 +109,16 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+def age_s(pid: int) -> float | None:
+    """Since the process began; the kernel counts in ticks from when the machine did."""
+    stat = _stat(pid)
+    try:
+        running = float((PROC / "uptime").read_text(encoding="ascii").split()[0])
+        return running - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def resident(pid: int) -> int | None:
     return kilobytes(PROC / str(pid) / "status", "VmRSS")
 

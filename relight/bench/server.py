@@ -17,6 +17,8 @@ from relight.bench.scenario import Class, Limits
 
 CANARY = "Count from one to nine."
 PROBE_TOKENS = (300, 1500)
+"""The longer of two probes is as long as the longest class, within these bounds: a slow server
+should not read more for the probes than for what is measured."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -69,10 +71,12 @@ async def calibrate(
     server's tokenizer does if it can be asked, less the template; else it is uncalibrated."""
     known: dict[int, Scale] = {}
     scales = {}
+    low, high = PROBE_TOKENS
+    longest = min(max(low, *(one.input_tokens for one in classes)), high)
     for one in classes:
         corpus = id(writer.corpus(one.name))
         if corpus not in known:
-            known[corpus] = await _probe(client, writer, one, limit)
+            known[corpus] = await _probe(client, writer, one, longest, limit)
         scale = known[corpus]
         if (
             scale.calibrated
@@ -88,10 +92,12 @@ async def calibrate(
     return scales
 
 
-async def _probe(client: Client, writer: Writer, one: Class, limit: int | None) -> Scale:
+async def _probe(
+    client: Client, writer: Writer, one: Class, longest: int, limit: int | None
+) -> Scale:
     seen: list[tuple[int, int]] = []
-    for tokens in PROBE_TOKENS:
-        size = min(tokens, limit * tokens // 4000) if limit else tokens
+    for tokens in (longest // 3, longest):
+        size = min(tokens, limit * tokens // (3 * longest)) if limit else tokens
         prompt = writer.prompt(one, Scale(), input_tokens=size, max_tokens=2, fixed=False)
         seen.append((len(prompt.text), (await client.ask(prompt)).n_in or 0))
     (short, few), (long, many) = seen

@@ -57,7 +57,8 @@ class Watch:
         self._before = await self._read()
         self.dialect = metrics.dialect_of(self._before)
         begun = metrics.total(self._before, "process_start_time_seconds")
-        self.uptime_s = time.time() - begun if begun else None
+        own = process.age_s(self._pid) if self._pid is not None else None
+        self.uptime_s = time.time() - begun if begun else own
         self._energy = machine.package_energy_j() if self._pid else None
 
     async def poll(self) -> None:

@@ -126,6 +126,13 @@ def test_a_server_s_process_is_found_by_its_port(tmp_path: Path) -> None:
     assert found.weights_hash != about.weights_hash(tmp_path / "model")
 
 
+def test_the_age_of_a_process_is_known() -> None:
+    age = process.age_s(os.getpid())
+    assert age is not None
+    assert 0 < age < 3600
+    assert process.age_s(2**30) is None
+
+
 def test_nobody_listens_where_nobody_does() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
