@@ -18,13 +18,14 @@ STAGES = {
 }
 
 
-@pytest.fixture(scope="session")
-def oracle(public_folder):
-    """Tokens to (reasoning, content, calls, finish reason, reasoning tokens)."""
+@pytest.fixture(scope="session", params=["DeepSeek-V4-Pro", "DeepSeek-V4.1-Flash"])
+def oracle(public_folder, request):
+    """Tokens to (reasoning, content, calls, finish reason, reasoning tokens), by either model."""
+    model = request.param
     tokenizer = recipe.Tokenizer.from_file(str(public_folder / "tokenizer.json"))
 
     def parse(ids, start, continued, limited):
-        body = {"model": "DeepSeek-V4-Pro", "messages": [{"role": "user", "content": "q"}]}
+        body = {"model": model, "messages": [{"role": "user", "content": "q"}]}
         if start != "reasoning" and not continued:
             body["thinking"] = {"type": "disabled"}
         request = recipe.ChatCompletionRequest(body).convert(recipe.ConversionOptions())
