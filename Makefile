@@ -8,7 +8,6 @@ ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/relight.stamp
-TINY := .cache/relight/tiny
 CLIENTS := .cache/relight/clients
 
 .PHONY: help setup check fix test test-clients test-gpu run docs size lock
@@ -51,13 +50,8 @@ $(CLIENTS)/stamp: tests/clients/requirements.txt | $(STAMP)
 test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 	$(BIN)/pytest -m gpu $(ARGS)
 
-# Random weights rarely end a turn, so an answer is kept short unless a client asks for more.
-run: setup $(TINY)/config.json ## serve a small random checkpoint on 127.0.0.1:8000
-	$(BIN)/relight serve --model $(TINY) --default-max-tokens 200 $(ARGS)
-
-# config.json is the last file that synth writes, so an interrupted run is begun again.
-$(TINY)/config.json: | $(STAMP)
-	$(BIN)/relight synth $(TINY)
+run: setup ## serve ember-v4, the small model inside the package, on 127.0.0.1:8000
+	$(BIN)/relight serve $(ARGS)
 
 docs: setup ## write the documents that are generated from code
 	$(BIN)/python -m tools.docs

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from relight.base.errors import BadRequest
+from relight.base.packaged import EMBER
 from relight.base.settings import Settings, load
 from relight.base.types import EngineInfo
 from relight.engine.client import EngineClient, LocalClient
@@ -23,7 +24,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path = EMBER,
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
         **settings: object,

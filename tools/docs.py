@@ -37,14 +37,13 @@ def settings() -> Iterator[str]:
 
 
 def _row(knob: Knob) -> str:
-    shown = "" if knob.required else knob.show(knob.default) or '""'
-    default = f"`{shown}`" if shown else "must be given"
+    default = knob.show(knob.default) or '""'
     meaning = knob.help
     if knob.name in NEEDS:
         other, value = NEEDS[knob.name]
         meaning += f"; refused unless `{other}` is `{value}`"
     names = f"`{knob.name}`<br>`{knob.flag}`<br>`{knob.variable}`"
-    return f"| {names} | {default} | {knob.wanted.split(', written')[0]} | {meaning} |"
+    return f"| {names} | `{default}` | {knob.wanted.split(', written')[0]} | {meaning} |"
 
 
 def commands() -> Iterator[str]:

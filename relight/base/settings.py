@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from relight.base.errors import BadSetting
+from relight.base.packaged import EMBER
 
 Group = Literal["model", "compute", "memory", "requests", "server"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -42,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     model: Annotated[
         str, _knob("model", "folder of the checkpoint, or ember-v4, which is inside the package")
-    ]
+    ] = EMBER
     served_name: Annotated[
         str, _knob("model", "model name that clients send; empty: the folder's name")
     ] = ""
@@ -310,10 +311,6 @@ class Knob:
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
-    @property
-    def required(self) -> bool:
-        return self.default is msgspec.NODEFAULT
-
     def show(self, value: object) -> str:
         """For eyes and logs: of a secret only how many there are."""
         if self.kind == "list":
@@ -394,14 +391,12 @@ def load(
     flags: Mapping[str, object],
     environment: Mapping[str, str],
     file: Path | None = None,
-    defaults: Mapping[str, object] | None = None,
 ) -> Loaded:
     """Settings from all sources. `flags` has names of settings; None there means: not given.
-    `defaults` are those of one command, in place of the declared ones.
 
     Raises `BadSetting` that names the setting, the value, its source and what is wanted.
     """
-    given = {name: (value, "default") for name, value in (defaults or {}).items()}
+    given: dict[str, tuple[object, str]] = {}
     if file is not None:
         for name, value in _read(file).items():
             given[_known(name, KNOBS, f"in {file}")] = (value, f"file {file}")
@@ -416,13 +411,6 @@ def load(
             given[name] = (value, f"flag {knob.flag}")
 
     values = {name: _convert(KNOBS[name], value, source) for name, (value, source) in given.items()}
-    for knob in KNOBS.values():
-        if knob.required and knob.name not in values:
-            raise BadSetting(
-                f"{knob.name} ({knob.help}) is not set; give {knob.flag}, {knob.variable} or a "
-                f"line in the settings file",
-                param=knob.name,
-            )
     settings = Settings(**values)
     _check_needs(settings, {name: source for name, (_, source) in given.items()})
     sources = {name: given[name][1] if name in given else "default" for name in KNOBS}

@@ -10,7 +10,6 @@ import msgspec
 import typer
 
 from relight.base.errors import BadSetting
-from relight.base.packaged import EMBER
 from relight.base.settings import Loaded
 from relight.cli import show
 from relight.cli.options import ENGINE, with_settings
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 WELCOME = "/help lists commands; Ctrl-D leaves"
 
 
-@with_settings(*ENGINE, defaults={"model": EMBER})
+@with_settings(*ENGINE)
 def chat(
     loaded: Loaded,
     url: Annotated[

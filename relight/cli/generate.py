@@ -45,7 +45,7 @@ def generate(
 ) -> None:
     """Answer one prompt without a server; reasoning goes to standard error.
 
-    Example: `relight generate --model .cache/relight/tiny --max-tokens 20 "Hello"`
+    Example: `relight generate "What is 4821 + 937?"`
     """
     from relight.cli.progress import load_bar
     from relight.llm import LLM

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,12 +22,9 @@ CONFIG = Annotated[
 ]
 
 
-def with_settings(
-    *groups: Group, defaults: Mapping[str, object] | None = None
-) -> Callable[[Callable[..., None]], Any]:
+def with_settings(*groups: Group) -> Callable[[Callable[..., None]], Any]:
     """The command's parameter `loaded` becomes one flag for each setting of `groups`, and
-    `--config`. Ranges are checked where settings are loaded, whatever their source. `defaults`
-    are this command's own."""
+    `--config`. Ranges are checked where settings are loaded, whatever their source."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "loaded"]
@@ -39,7 +36,7 @@ def with_settings(
         @functools.wraps(command)
         def run(*, config: Path | None = None, **values: Any) -> None:
             given = {flag.name: values.pop(flag.name) for flag in flags}
-            command(loaded=load(given, os.environ, config, defaults), **values)
+            command(loaded=load(given, os.environ, config), **values)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         signature = inspect.Signature([*parameters, *flags, config])
@@ -72,7 +69,7 @@ def _parameter(knob: Knob) -> inspect.Parameter:
 
 def _help(knob: Knob) -> str:
     text = f"{knob.help[0].upper()}{knob.help[1:]}."
-    return text if knob.required else f"{text} [default: {knob.show(knob.default) or 'empty'}]"
+    return f"{text} [default: {knob.show(knob.default) or 'empty'}]"
 
 
 def _metavar(knob: Knob) -> str:

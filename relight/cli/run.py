@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def serve(loaded: Loaded) -> None:
     """Serve a model over HTTP with the OpenAI protocol.
 
-    Example: `relight serve --model .cache/relight/tiny --port 8000`
+    Example: `relight serve --model /models/DeepSeek-V4-Flash --port 8000`
     """
     from relight.base.config import read_config
     from relight.base.logs import configure
@@ -46,7 +46,7 @@ def serve(loaded: Loaded) -> None:
 def audit(loaded: Loaded) -> None:
     """Check on this machine that load, chunks and a warm cache never change the text.
 
-    Example: `relight audit --model .cache/relight/tiny`
+    Example: `relight audit --device cpu`
     """
     from relight.lab.audit import Audit
     from relight.lab.inprocess import start_in_process

@@ -8,6 +8,7 @@ import pytest
 
 from relight.base.errors import BadCheckpoint
 from relight.base.packaged import EMBER, MANIFEST, PACKAGED, check_files, model_folder
+from relight.base.settings import load
 
 
 @pytest.fixture
@@ -74,3 +75,13 @@ def test_a_packaged_name_is_checked_wherever_it_is_asked_for(
     (folder / "config.json").write_bytes(b"{ }")
     with pytest.raises(BadCheckpoint):
         model_folder(EMBER)
+
+
+def test_the_package_has_the_model_of_this_release_and_no_file_besides() -> None:
+    folder = model_folder(EMBER)
+    listed = json.loads((folder / MANIFEST).read_bytes())
+    assert {file.name for file in folder.iterdir()} == {*listed, MANIFEST}
+
+
+def test_without_a_model_the_packaged_one_is_meant() -> None:
+    assert load({}, {}).settings.model == EMBER
