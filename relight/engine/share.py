@@ -2,8 +2,8 @@
 
 The oldest prompt gets half, or all that the others leave; the rest goes to the prompts with the
 least left to read. While answers stream, what is parted is not only rows but time: given rows fill
-a step up to `step_target_s`, so that no stream waits long for its next token. Then chunks end where
-pages do: records are taken there, so what is left before one is never less than a page.
+a step up to `step_target_s`, so that no stream waits long for its next token. A prompt goes to the
+next place where it must stop, as where a record is taken, in equal chunks: so none is a small rest.
 """
 
 import math
@@ -68,37 +68,34 @@ def share(
     """Given rows of each sequence, at most the number it wants; the oldest sequence comes first."""
     (oldest, wanted), *others = wants
     rows, seconds = budget.rows, budget.seconds
-    within = max(rows - rows // 2, rows - sum(want for _, want in others))
-    first = min(wanted, within)
-    if seconds < math.inf:
-        start = oldest.planned
-        theirs_s = sum(cost.rows_seconds(s.planned, want) for s, want in others)
-        part_s = max(seconds / 2, seconds - theirs_s)
-        page = -(-start // page_tokens) * page_tokens + page_tokens - start  # a whole one at least
-        within = min(within, max(cost.rows_within(part_s, start), page))
-        first = _whole(start, wanted, within, page_tokens)
-        seconds -= cost.rows_seconds(start, first)
-    shares = {oldest: first}
-    rows -= first
+    most = max(rows - rows // 2, rows - sum(want for _, want in others))
+    if seconds == math.inf:
+        shares = {oldest: min(wanted, most)}
+        for sequence, wanted in sorted(others, key=_left):
+            shares[sequence] = min(wanted, rows - sum(shares.values()))
+        return shares
+    theirs_s = sum(cost.rows_seconds(s.planned, want) for s, want in others)
+    part_s = max(seconds / 2, seconds - theirs_s)
+    within = max(cost.rows_within(part_s, oldest.planned), page_tokens)
+    count = _chunk(wanted, within, most, page_tokens)
+    shares = {oldest: count}
+    seconds -= cost.rows_seconds(oldest.planned, count)
     for sequence, wanted in sorted(others, key=_left):
-        count = min(wanted, rows)
-        if seconds < math.inf:
-            start = sequence.planned
-            within = min(rows, cost.rows_within(seconds, start))
-            count = _whole(start, wanted, within, page_tokens)
-            seconds -= cost.rows_seconds(start, count)
-        shares[sequence] = count
         rows -= count
+        within = cost.rows_within(seconds, sequence.planned)
+        shares[sequence] = count = _chunk(wanted, within, rows, page_tokens)
+        seconds -= cost.rows_seconds(sequence.planned, count)
     return shares
 
 
-def _whole(start: int, wanted: int, within: int, page_tokens: int) -> int:
-    """All that is `wanted` if it is `within` the budget, else no more than that: rows from `start`
-    to where a page ends, if one does."""
-    if wanted <= within:
-        return wanted
-    end = (start + within) // page_tokens * page_tokens
-    return end - start if end > start else within
+def _chunk(wanted: int, within: int, most: int, page_tokens: int) -> int:
+    """One of the equal chunks in which `wanted` rows are read with no more than `within` in each,
+    or a little more if else they were shorter than a page; `most` at most."""
+    within = min(within, most)
+    if page_tokens <= within < wanted:
+        num_chunks = min(-(-wanted // within), wanted // page_tokens)
+        within = -(-wanted // num_chunks)
+    return min(wanted, within, most)
 
 
 def _left(pair: tuple[Sequence, int]) -> int:
