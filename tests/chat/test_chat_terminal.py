@@ -116,6 +116,14 @@ def test_piped_lines_are_answered_in_plain_text_without_a_server(tmp_path: Path)
     assert done.stdout.startswith(said[1]["content"])
 
 
+def test_without_any_flag_the_model_inside_the_package_answers() -> None:
+    done = subprocess.run(
+        COMMAND, input="/think off\nWhat is 12 + 30?\n", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("12 + 30 = 42.\n")
+
+
 @pytest.mark.parametrize("arguments", [["--device", "cpu"], ["--tools", "absent.json"]])
 def test_what_cannot_act_is_one_line(arguments: list[str]) -> None:
     done = subprocess.run(
