@@ -34,7 +34,7 @@ def context(ladder: Ladder) -> Figure | None:
         for r in ladder.rungs
         if r.ttft
     ]
-    if not measured:
+    if len({length for length, _, _ in measured}) < 2:  # one length is no curve
         return None
     figure, (left, right) = style.panels(1, 2)
     found = fit([(length, ttft) for length, ttft, ok in measured if ok])
@@ -71,7 +71,7 @@ def context(ladder: Ladder) -> Figure | None:
                 transform=axes.get_xaxis_transform(),
                 label="failed" if length == failed[0] else None,
             )
-        if ladder.cliff:
+        if ladder.cliff and ladder.cliff[0]:
             axes.axvspan(*ladder.cliff, color=style.BAD, alpha=0.08)
     style.hollow_note(left, any(not ok for _, _, ok in measured))
     style.legend(left)

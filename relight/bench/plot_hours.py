@@ -27,7 +27,7 @@ def soak(told: Soak) -> Figure | None:
         for at, value, valid in line:
             style.point(axes, at / unit, value, valid=valid)
         axes.set_ylabel(name)
-        axes.set_ylim(0, max(1.15 * max(value for _, value, _ in line), 1e-9))
+        style.from_zero(axes.yaxis)
     first = figure.axes[0]
     first.set_title(f"Soak; sentinel's time per token: {_trend(told.sentinel_tpot)}")
     style.hollow_note(first, any(w.status != "valid" for w in told.windows))
@@ -87,10 +87,10 @@ def mixture(told: Mixed) -> Figure | None:
     for label, shade in (("alone", 0), ("beside the others", 1)):
         axes[0].plot([], [], style.mark(shade), color=style.colour(shade), label=label)
     axes[0].plot([], [], "_", color="black", label="95th percentile")
-    note = "; hollow: not valid" if told.faults else ""
-    figure.legend(loc="outside lower center", ncols=3)
+    style.hollow_note(axes[0], bool(told.faults))
+    figure.legend(loc="outside lower center", ncols=4)
     for panel in axes:
-        panel.set_xlabel(f"class of requests{note}", fontsize=9)
+        panel.set_xlabel("class of requests")
     return figure
 
 

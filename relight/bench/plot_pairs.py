@@ -2,6 +2,7 @@
 shows for nothing; and the picture of turns. Knows no file."""
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from relight.bench import plot_style as style
 from relight.bench.arms import METRICS, Blocks, Metric
@@ -61,7 +62,8 @@ def sentinels(data: Gathered) -> Figure | None:
         axes.plot(range(len(line)), speeds, marker="o", color=style.colour(index), label=name)
     axes.set_xlabel("looks at the sentinel cell, in order")
     axes.set_ylabel("output tokens/s of one user")
-    axes.set_ylim(0, 1.15 * max(1 / tpot for line in lines.values() for tpot in line))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.from_zero(axes.yaxis)
     axes.set_title("Sentinel: drift of the machine")
     style.legend(axes)
     return figure

@@ -153,33 +153,43 @@ def memory(run: Run) -> Figure | None:
     points = [p for p in run.points if p.gauges or p.groups]
     if len(points) < 2 or not run.records:
         return None
-    figure, axes = style.panels(3, 1, height=6.2, sharex=True)
-    times = [p.t for p in points]
-    for index, name in enumerate(sorted({name for p in points for name in p.groups})):
-        share = [p.groups.get(name, math.nan) for p in points]
-        axes[0].step(times, share, where="post", color=style.colour(index), label=name)
-    axes[0].set_ylabel("share in use")
-    axes[0].set_ylim(0, 1.05)
-    axes[0].set_title(f"Cache memory{_invalid(run)}")
-    for index, name in enumerate(("running", "waiting")):
-        values = [p.gauges.get(name, math.nan) for p in points]
-        axes[1].step(times, values, where="post", color=style.colour(index), label=name)
-    axes[1].set_ylabel("requests")
-    axes[1].set_ylim(bottom=0)
-    for before, after in pairwise(points):
-        if after.counters.get("preemptions", 0) > before.counters.get("preemptions", 0):
-            axes[1].axvline(after.t, color=style.BAD, linewidth=1)
-    if any(p.counters.get("preemptions") for p in points):
-        axes[1].plot([], [], color=style.BAD, label="preemption")
-    _progress(axes[2], run)
-    axes[2].set_xlabel("s since the load began")
-    axes[2].set_xlim(*_window(run))
-    for panel in axes:
-        style.legend_beside(panel)
+    panels = [_requests, _progress]
+    if any(p.groups for p in points):
+        panels.insert(0, _groups)
+    figure, _ = style.panels(len(panels), 1, height=0.6 + 1.9 * len(panels), sharex=True)
+    for axes, panel in zip(figure.axes, panels, strict=True):
+        panel(axes, points, run)
+        style.legend_beside(axes)
+    figure.axes[0].set_title(f"Memory and requests{_invalid(run)}")
+    figure.axes[-1].set_xlabel("s since the load began")
+    figure.axes[-1].set_xlim(*_window(run))
     return figure
 
 
-def _progress(axes: Axes, run: Run) -> None:
+def _groups(axes: Axes, points: Sequence[Point], _: Run) -> None:
+    times = [p.t for p in points]
+    for index, name in enumerate(sorted({name for p in points for name in p.groups})):
+        share = [p.groups.get(name, math.nan) for p in points]
+        axes.step(times, share, where="post", color=style.colour(index), label=name)
+    axes.set_ylabel("share of cache\nmemory in use")
+    axes.set_ylim(0, 1.05)
+
+
+def _requests(axes: Axes, points: Sequence[Point], _: Run) -> None:
+    times = [p.t for p in points]
+    for index, name in enumerate(("running", "waiting")):
+        values = [p.gauges.get(name, math.nan) for p in points]
+        axes.step(times, values, where="post", color=style.colour(index), label=name)
+    for before, after in pairwise(points):
+        if after.counters.get("preemptions", 0) > before.counters.get("preemptions", 0):
+            axes.axvline(after.t, color=style.BAD, linewidth=1)
+    if any(p.counters.get("preemptions") for p in points):
+        axes.plot([], [], color=style.BAD, label="preemption")
+    axes.set_ylabel("requests")
+    style.from_zero(axes.yaxis)
+
+
+def _progress(axes: Axes, _: Sequence[Point], run: Run) -> None:
     longest = max(run.records, key=lambda r: r.n_in or r.n_in_wanted or 0)
     axes.set_ylabel("tokens made")
     axes.set_title("The request with the longest prompt")

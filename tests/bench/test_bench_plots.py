@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from relight.base.errors import BadSetting
 from relight.bench import arms, plot_load, plot_pairs, plot_style, plot_time, plots, result
+from relight.bench.ladder import Ladder, Rung
 from relight.bench.plot_context import context, fit
 from relight.bench.plot_data import Gathered, Run, from_zero, gather
 from relight.bench.record import Record
@@ -97,6 +98,11 @@ def test_a_length_that_cannot_be_true_is_hollow_and_not_fitted() -> None:
     # The ladder was made of 1.3e-4 L + 2.8e-10 L² over 0.99 L.
     assert "131 µs L + 0.286 ns L²" in labels
     assert "failed" in labels
+
+
+def test_a_ladder_that_fell_at_its_first_rung_has_no_picture() -> None:
+    rung = Rung(asked=1024, ok=False, reasons=["T4"], actual=1000.0, ttft=0.1)
+    assert context(Ladder(rungs=[rung], cliff=(0, 1024), implausible=[])) is None
 
 
 def test_the_fit_recovers_what_the_times_were_made_of() -> None:
