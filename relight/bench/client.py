@@ -137,6 +137,7 @@ class Client:
             most=prompt.max_tokens,
             needs_done=self._needs_done,
             needs_usage=self._needs_usage,
+            leave_after=prompt.leave_after,
         )
         self._open.add(connection)
         sent = connection.send(http.head(self.to, "POST", PATH, len(body)), body, stream)

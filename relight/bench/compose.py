@@ -52,6 +52,7 @@ class Measured:
     capacities: dict[str, float | None]
     uptime_s: float | None = None
     energy_j: float | None = None
+    running_after: float | None = None
     devices: Sequence[Device] = ()
     devices_after: Sequence[Device] = ()
     place: Place | None = None
@@ -81,7 +82,7 @@ def compose(m: Measured) -> Result:
         counts=figures.counts(m.records),
         tokens=told,
         client=figures.client(m.records),
-        engine=inside.engine(m.delta, m.peaks, m.records, spec),
+        engine=inside.engine(m.delta, m.peaks, m.records, spec, m.running_after),
         throughput=figures.throughput(m.records, m.scenario, len(m.devices)),
         spec=spec,
         cache=inside.cache(m.records, m.delta, m.scenario.cache, m.peaks, m.points, m.capacities),

@@ -205,6 +205,15 @@ def _agreement(result: Result) -> Iterator[Check]:
         f"the server began {asked:g} answers in the window and {counts.ok} were ours: other "
         "traffic, or wrong counters",
     )
+    left = counts.failures.get("cancelled", 0)
+    told = engine.running_after if engine and left and result.server.dialect == "vllm" else None
+    yield _check(
+        "left",
+        None if told is None else told == 0,
+        told,
+        "0 requests run on after the last",
+        f"{told or 0:g} requests still run a second after the last one ended or was left",
+    )
     ours, theirs = figures.middle(result.client.ttft), engine.ttft if engine else None
     if ours is None or theirs is None or asked != counts.ok:
         yield _check("T2", None, None, "client and engine TTFT agree", "")

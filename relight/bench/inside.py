@@ -28,6 +28,7 @@ def engine(
     peaks: Mapping[str, float],
     records: Sequence[Record],
     spec: Speculation | None,
+    running_after: float | None = None,
 ) -> EngineFigures | None:
     if delta is None or not delta.histograms:
         return _engine_told(delta, peaks, records)
@@ -49,6 +50,7 @@ def engine(
         # SGLang's gap is divided by the tokens of a step already.
         step_interval=gap if delta.dialect == "vllm" else None,
         tokens_per_step=steps.mean if steps else None,
+        running_after=running_after,
         advance_closure=tpot * advance / gap if tpot and gap and advance else None,
     )
 

@@ -32,7 +32,8 @@ class Scale(msgspec.Struct, frozen=True):
 class Prompt(msgspec.Struct, frozen=True):
     """A request to make. `text` is what the user says now, `before` the messages of the
     conversation so far, the first of them included. `length` is how many tokens it should have,
-    where that is known; `due` when it is sent, in open arrivals. Of a conversation, `delay_s` is
+    where that is known; `due` when it is sent, in open arrivals; after `leave_after` chunks its
+    client goes away. Of a conversation, `delay_s` is
     how long its user waits before this turn, and `reply` what the history holds as its answer: None
     for the server's own."""
 
@@ -45,6 +46,7 @@ class Prompt(msgspec.Struct, frozen=True):
     length: int | None = None
     needle: Needle | None = None
     due: float | None = None
+    leave_after: int | None = None
     before: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     session: int | None = None
@@ -117,7 +119,13 @@ class Writer:
             ignore_eos=one.ignore_eos,
             length=length,
             needle=hidden,
+            leave_after=self._leaves(one),
         )
+
+    def _leaves(self, one: Class) -> int | None:
+        if not one.leave or self.random.random() >= one.leave:
+            return None
+        return self.random.randrange(1, one.output_tokens)
 
     def _filled(self, one: Class, characters: int, mark: str, hidden: Needle | None) -> str:
         task = f"\n\n{hidden.question}" if hidden else TASK

@@ -107,6 +107,7 @@ class Run:
             self._client, writer, self._scenario.classes, before.max_model_len
         )
         made = self._prompts(writer, scales)
+        _must_fit(made, before.max_model_len)
         if self._stopped:
             raise Unavailable("the run was stopped before anything was measured")
         warmed = await self._warm_up(writer, scales, made)
@@ -142,6 +143,7 @@ class Run:
             capacities=watch.capacities,
             uptime_s=watch.uptime_s,
             energy_j=watch.energy_j,
+            running_after=watch.running_after,
             devices=devices,
             devices_after=await asyncio.to_thread(machine.devices) if devices else [],
             place=self._place,
@@ -215,6 +217,17 @@ class Run:
             return await server.model(self._to, self._client.model), alive.ok
         except Unavailable:
             return None, alive.ok
+
+
+def _must_fit(made: Sequence[Prompt], limit: int | None) -> None:
+    """Before anything long is sent; raises WarmUpFailed."""
+    for prompt in made if limit else ():
+        wanted = (prompt.length or 0) + prompt.max_tokens
+        if limit and wanted > limit:
+            raise WarmUpFailed(
+                f"class {prompt.kind} wants {wanted:,} tokens, prompt and answer, and the server "
+                f"holds {limit:,}; ask for less with --cell {prompt.kind}.input_tokens=…"
+            )
 
 
 def _prompts_of(writer: Writer, one: Class, scale: Scale, seed: int) -> list[Prompt]:

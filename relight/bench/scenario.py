@@ -57,7 +57,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     this class alone: a slice. `needle` hides something to be found, of several kinds in turn, at
     `depths` in turn (0 is the beginning, 1 the end) or anywhere. `ignore_eos` false is for a
     server that refuses that field: a `fixed` length is then hoped for, and an answer without it
-    still refused."""
+    still refused. `leave` is the share of requests whose client goes away in the middle."""
 
     name: str
     requests: int
@@ -76,6 +76,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ignore_eos: bool = True
     needle: NeedleKind | list[NeedleKind] = []
     depths: list[float] = []
+    leave: float = 0.0
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
 
@@ -220,6 +221,8 @@ def _problems(one: Class) -> list[str]:
             found.append(f"{field} is {value}; wanted a positive number")
     if 0 < one.requests < one.users:
         found.append(f"requests is {one.requests} for {one.users} users; wanted one each or more")
+    if not 0 <= one.leave < 1:
+        found.append(f"leave is {one.leave}; wanted a share from 0 to below 1")
     if any(not 0 <= depth <= 1 for depth in one.depths):
         found.append(f"depths are {one.depths}; wanted numbers from 0 (begin) to 1 (end)")
     if one.sessions is not None:

@@ -200,6 +200,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None = None
     advance_closure: float | None = None
     source: Literal["metrics", "response"] = "metrics"
+    running_after: float | None = None
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,13 +109,16 @@ class Stream:
         most: int | None = None,
         needs_done: bool = True,
         needs_usage: bool = True,
+        leave_after: int | None = None,
     ) -> None:
-        """`wanted` tokens must come; `most` were allowed. Without usage an answer that ended by its
+        """`wanted` tokens must come; `most` were allowed; after so many chunks nothing more is
+        wanted. Without usage an answer that ended by its
         length has just those, and of another nobody knows how many it has."""
         self.wanted = wanted
         self.most = wanted if most is None else most
         self.needs_done = needs_done
         self.needs_usage = needs_usage
+        self.leave_after = leave_after
         self.status = 0
         self.t_headers: float | None = None
         self.t_first_answer: float | None = None
@@ -164,6 +167,8 @@ class Stream:
             if self.over:
                 break
             self._event(name, payload, now)
+            if self.leave_after is not None and len(self.chunks) >= self.leave_after:
+                self.fail("cancelled", "the client went away, as it was to")
         return len(self.chunks) > before
 
     def end(self, now: float, problem: Failure | None = None, why: str = "") -> None:

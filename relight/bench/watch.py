@@ -52,6 +52,7 @@ class Watch:
         self.points: list[Point] = []
         self.uptime_s: float | None = None
         self.energy_j: float | None = None
+        self.running_after: float | None = None
 
     async def begin(self) -> None:
         self._before = await self._read()
@@ -122,8 +123,11 @@ class Watch:
         if self.dialect is None:
             return None
         for _ in range(10):
-            found = metrics.delta(self._before, await self._read(), self.dialect)
-            if found.counters.get("generation_tokens", out_tokens) >= out_tokens:
+            series = await self._read()
+            found = metrics.delta(self._before, series, self.dialect)
+            self.running_after = metrics.gauges(series, self.dialect).get("running")
+            told = found.counters.get("generation_tokens", out_tokens) >= out_tokens
+            if told and not self.running_after:
                 break
             await asyncio.sleep(SETTLE_S / 10)
         resets = sorted({*found.resets, *self._resets})

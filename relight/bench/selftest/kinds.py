@@ -27,6 +27,7 @@ from relight.bench.selftest.harness import (
     demand,
     measure,
     near,
+    replying,
     scenario,
 )
 from relight.bench.selftest.script import Asked, Reply, Script, num_tokens
@@ -253,6 +254,22 @@ async def unreadable() -> str:
     return f"unchecked: {', '.join(sorted(ids))}"
 
 
+async def leaving() -> str:
+    """Clients that go away in the middle are no fault of the server; to go on for them is one."""
+    wanted = scenario(requests=16, leave=0.5, output_tokens=30, limits=LOOSE)
+    out = await measure(replying(gap_s=0.02), wanted)
+    out.must_be_accepted()
+    counts = out.result.counts
+    left = counts.failures.get("cancelled", 0)
+    demand(left > 0 and counts.ok + left == 16, f"{counts.ok} ended and {left} left, of 16")
+    demand(all(len(r.chunks) < 30 for r in out.records if not r.ok), "nobody left early")
+    script = replying(gap_s=0.15)
+    script.keeps_left = True
+    many = scenario(requests=8, leave=0.95, output_tokens=30, limits=LOOSE)
+    told = (await measure(script, many)).must_be_rejected_by("left")
+    return f"{left} of 16 left; {told}"
+
+
 async def uncounted() -> str:
     """A server that tells no usage is refused, unless that is declared: then an answer that ended
     by its length has the tokens that were asked for, and its tokenizer measures the prompts."""
@@ -312,6 +329,7 @@ CASES = (
     Case("T32b", "acceptance by request, verification and position", "recovered", drafts_told),
     Case("T35b", "recorded arrivals keep their times", "recovered", replay),
     Case("T38b", "several client processes", "recovered", processes),
+    Case("left", "requests that run on though their client left", "rejected", leaving),
     Case("T36b", "a server that counts no tokens", "rejected", uncounted),
     Case("gone", "a server that dies within the run", "rejected", gone),
     Case("unreadable", "metrics that are none", "accepted", unreadable),

@@ -69,6 +69,7 @@ class Script:
     spec_drafted: tuple[float, ...] = ()  # share of verifications that drafted so far
     settings: dict[str, Any] = field(default_factory=dict)  # what /server_info tells
     tokenizes: bool = False  # /tokenize counts the tokens of a text
+    keeps_left: bool = False  # goes on with an answer whose client went away
     garbage: bool = False  # metrics and settings are no such thing
 
 

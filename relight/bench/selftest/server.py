@@ -188,7 +188,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, problem: Exception | None) -> None:
         self.transport = None
         self.server.closed(self)
-        if self._answer is not None:
+        if self._answer is not None and not self.server.script.keeps_left:
             self._answer.stop()
 
     def abort(self) -> None:
