@@ -48,14 +48,20 @@ def write_calls(
     without `parallel`, and the closing tag. `close` has for each tool whether it is written
     closely."""
     marker, tags = token(markup.dsml), markup.tags
-    loose = f'(argument+ | {literal(tags.no_arguments)}) "</"'
-    calls = []
+    calls, free = [], []
     for number, tool in enumerate(tools):
-        name = literal(f'{tags.invoke} name="{tool.name}">\n')
         body = _CloseTool(grammar, markup, tool, number).body() if close[number] else None
-        calls.append(f"{name} {body or loose}")
-        if body is None and not grammar.has("argument"):
-            _write_loose_argument(grammar, markup)
+        if body is None:
+            free.append(literal(tool.name))
+        else:
+            name = literal(f'{tags.invoke} name="{tool.name}">\n')
+            calls.append(f"{name} {body}")
+    if free:  # all names in one terminal: a parser would try each rule of thousands at every call
+        _write_loose_argument(grammar, markup)
+        grammar.rule("NAME", any_of(free))
+        before, after = literal(f'{tags.invoke} name="'), literal('">\n')
+        some = f"(argument+ | {literal(tags.no_arguments)})"
+        calls.append(f'{before} NAME {after} {some} "</"')
     end = literal(tags.invoke + ">\n")
     grammar.rule("call", f'"<" {marker} ({any_of(calls)}) {marker} {end}')
     many = "+" if parallel else ""

@@ -19,6 +19,9 @@ from relight.text.conversation import Conversation, Start, Tool
 from relight.text.lark import ANY_STYLE, Grammar, any_of, json_value, literal
 from relight.text.tokenizer import SpecialTokens
 
+PLAIN_NAMES = 200_000
+"""Characters of names that compile for certain; all tools of a client have some hundred."""
+
 FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 
@@ -47,7 +50,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     def is_plain(self) -> bool:
         """Whether nothing of a client is in its grammar but the names of tools: it does compile."""
         plain = self.format is None or self.format.kind == "json_object"
-        return plain and not self.forced and not any(tool.strict for tool in self.tools)
+        few = sum(len(tool.name) for tool in self.tools) < PLAIN_NAMES
+        return plain and few and not self.forced and not any(tool.strict for tool in self.tools)
 
     @classmethod
     def of(

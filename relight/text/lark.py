@@ -49,8 +49,5 @@ class Grammar:
         self._rules[name] = body
         return name
 
-    def has(self, name: str) -> bool:
-        return name in self._rules
-
     def text(self) -> str:
         return "".join(f"{name}: {body}\n" for name, body in self._rules.items())

@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from relight.base.errors import BadRequest
 from relight.text.calls import Markup
-from relight.text.constrain import Format, Wanted, constraints, suspects
+from relight.text.constrain import PLAIN_NAMES, Format, Wanted, constraints, suspects
 from relight.text.conversation import Start, Tool, ToolCall
 from relight.text.dsml import V4_TAGS, V41_TAGS, render_calls
 from relight.text.grammar import Vocabulary
@@ -25,7 +26,7 @@ from relight.text.parse import (
     ToolCallStart,
 )
 from relight.text.tokenizer import Tokenizer
-from tests.text.constrained import babble, ids_of, portions, random_object, whole
+from tests.text.constrained import babble, ids_of, is_in, portions, random_object, whole
 
 TAGS = {"v4": V4_TAGS, "v4.1": V41_TAGS}
 
@@ -33,6 +34,17 @@ TAGS = {"v4": V4_TAGS, "v4.1": V41_TAGS}
 @pytest.fixture(scope="module")
 def words(tiny: Tokenizer) -> Vocabulary:
     return Vocabulary(tiny)
+
+
+@pytest.fixture(scope="module")
+def ember() -> Tokenizer:
+    """The vocabulary of 4,096 tokens that the embedded model is trained with."""
+    return Tokenizer.load(Path(__file__).parents[2] / "training" / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def ember_words(ember: Tokenizer) -> Vocabulary:
+    return Vocabulary(ember)
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +169,13 @@ def is_of(format: str, text: str) -> bool:
             return re.fullmatch("a*b", text) is not None
 
 
-@pytest.mark.parametrize("vocabulary", ["tiny", "public"])
+@pytest.mark.parametrize("vocabulary", ["tiny", "ember", "public"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_answer_has_the_form_that_was_asked_for(
     request: pytest.FixtureRequest, format: str, vocabulary: str
 ) -> None:
     tokenizer = request.getfixturevalue(vocabulary)
-    words = request.getfixturevalue("words" if vocabulary == "tiny" else "public_words")
+    words = request.getfixturevalue("words" if vocabulary == "tiny" else f"{vocabulary}_words")
     markup = Markup(V4_TAGS, tokenizer.special.dsml)
     rng = random.Random(format)
     for start in ("content", "reasoning"):
@@ -263,3 +275,20 @@ def test_the_tool_whose_schema_does_not_compile_is_named(
         except BadRequest:
             found.append(suspect.param)
     assert found == ["tools[1]"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_hundreds_of_tools_compile(tiny: Tokenizer, words: Vocabulary, strict: bool) -> None:
+    """Free ones in any number: nobody asks whether they do."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    count = 300 if strict else PLAIN_NAMES // 25
+    tools = tuple(Tool(f"a-tool-of-number-{i:05}", None, schema, strict) for i in range(count))
+    wanted = Wanted(start="content", tools=tools)
+    markup = Markup(V4_TAGS, tiny.special.dsml)
+    (constraint,) = constraints(wanted, markup, tiny.special)
+    assert wanted.is_plain or strict
+    matcher = words.compile(constraint.grammar).start()
+    text = ["tool_calls>\n<", tiny.special.dsml, f'invoke name="{tools[-1].name}">\n<']
+    for token in chain.from_iterable(tiny.encode_segments(text)):
+        assert is_in(matcher.mask(), token)
+        matcher.consume(token)
