@@ -8,6 +8,7 @@ from relight.serve import ask, sse, wire
 from relight.serve.decode import decode
 from relight.serve.exchange import Exchange
 from relight.serve.fields import COMPLETION_REFUSED
+from relight.serve.reading import aside
 from relight.serve.schema import CompletionCall, TextChoice
 from relight.serve.server import Server
 from relight.session import (
@@ -29,9 +30,10 @@ RawPrompt = str | list[int]
 
 async def completions(server: Server, exchange: Exchange) -> None:
     body = await exchange.body(server.options.body_limit)
+    strict = server.options.strict_fields
     with server.counted():
-        decoded = decode(
-            body, CompletionCall, COMPLETION_REFUSED, strict=server.options.strict_fields
+        decoded = await aside(
+            lambda: decode(body, CompletionCall, COMPLETION_REFUSED, strict=strict), body
         )
         call = decoded.call
         model = server.model_name(call.model)
