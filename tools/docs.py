@@ -14,6 +14,7 @@ from relight.base.settings import GROUPS, KNOBS, NEEDS, Knob
 from relight.cli.main import app
 from relight.cli.options import SETTINGS_PANEL
 from tools.docs_api import api
+from tools.docs_bench import scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 BANNER = "<!-- Written by `make docs` from the code. Do not edit. -->\n"
@@ -155,6 +156,7 @@ DOCUMENTS = {
     "commands.md": commands,
     "metrics.md": metrics,
     "api.md": protocols,
+    "scenarios.md": scenarios,
 }
 
 

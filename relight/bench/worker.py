@@ -11,7 +11,6 @@ import sys
 from typing import Any, BinaryIO
 
 import msgspec
-import uvloop
 
 from relight.bench.client import Client
 from relight.bench.http import Target
@@ -84,6 +83,8 @@ def _tell(value: Any) -> None:
 
 
 def main() -> None:
+    import uvloop  # there is none on Windows, where this module must be importable
+
     order = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=Order)
     _tell(Ready())
     begin = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=float)
