@@ -46,6 +46,23 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def tells_waits(device: str) -> bool:
+    """Whether torch can tell of each call that waits for the device."""
+    return torch.device(device).type == "cuda"
+
+
+@contextmanager
+def waits(*, allowed: bool) -> Iterator[None]:
+    """Whether the host may wait for a CUDA device inside the block; else a call that does raises.
+    Events may be waited for."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default" if allowed else "error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def bits(x: Tensor) -> Tensor:
     """The bits of x as integers; all NaNs are one."""
     if x.is_floating_point():

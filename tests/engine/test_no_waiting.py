@@ -23,6 +23,7 @@ from relight.engine.plan import Mask, StepPlan
 from relight.engine.runner import Runner
 from relight.kernels import codec
 from relight.kernels.experts import experts
+from relight.kernels.testing import tells_waits, waits
 from relight.model import moe
 from relight.model.network import load, network
 from tests.engine.real import CONTEXT, VOCAB, RealEngine, words, write_checkpoint
@@ -182,29 +183,21 @@ def test_the_experts_of_given_rows_are_the_one_place_that_looks(plans: list[Step
         runner.launch(plans[0])
 
 
-@pytest.mark.gpu
-def test_a_step_does_not_wait_for_a_cuda_device(model_name: str, plans: list[StepPlan]) -> None:
-    if not torch.cuda.is_available():
+def test_a_step_does_not_wait_for_the_device(
+    device: str, model_name: str, plans: list[StepPlan]
+) -> None:
+    if not tells_waits(device):
         pytest.skip("only CUDA tells when it waits")
-    runner = runner_on(torch.device("cuda"), model_name)
+    runner = runner_on(torch.device(device), model_name)
     for plan in plans:  # tables that live on the device are made once, and pinned memory is got
         runner.execute(plan)
 
     def allowed(run: Callable[[], Tensor], x: Tensor) -> Tensor:
-        torch.cuda.set_sync_debug_mode("default")
-        try:
+        with waits(allowed=True):
             return run()
-        finally:
-            torch.cuda.set_sync_debug_mode("error")
 
-    torch.cuda.synchronize()
-    launched = []
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with around_known_place(allowed) as rows:
-            launched = [runner.launch(plan) for plan in plans]
-            runner.launch(masked(plans[-1]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waits(allowed=False), around_known_place(allowed) as rows:
+        launched = [runner.launch(plan) for plan in plans]
+        runner.launch(masked(plans[-1]))
     assert sum(rows) > 50
     assert [len(runner.read(one)) for one in launched] == [len(plan.draws) for plan in plans]
