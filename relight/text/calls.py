@@ -48,22 +48,22 @@ def write_calls(
     without `parallel`, and the closing tag. `close` has for each tool whether it is written
     closely."""
     marker, tags = token(markup.dsml), markup.tags
+    # The lexer looks for the longest match: what is common to tags must be a match of its own.
+    opening, opened = literal(f'{tags.invoke} name="'), literal('">\n')
     calls, free = [], []
     for number, tool in enumerate(tools):
         body = _CloseTool(grammar, markup, tool, number).body() if close[number] else None
         if body is None:
             free.append(literal(tool.name))
         else:
-            name = literal(f'{tags.invoke} name="{tool.name}">\n')
-            calls.append(f"{name} {body}")
+            calls.append(f"{literal(tool.name)} {opened} {body}")
     if free:  # all names in one terminal: a parser would try each rule of thousands at every call
         _write_loose_argument(grammar, markup)
         grammar.rule("NAME", any_of(free))
-        before, after = literal(f'{tags.invoke} name="'), literal('">\n')
         some = f"(argument+ | {literal(tags.no_arguments)})"
-        calls.append(f'{before} NAME {after} {some} "</"')
+        calls.append(f'NAME {opened} {some} "</"')
     end = literal(tags.invoke + ">\n")
-    grammar.rule("call", f'"<" {marker} ({any_of(calls)}) {marker} {end}')
+    grammar.rule("call", f'"<" {marker} {opening} ({any_of(calls)}) {marker} {end}')
     many = "+" if parallel else ""
     grammar.rule("calls", f'call{many} "</" {marker} {literal(tags.block + ">")}')
 

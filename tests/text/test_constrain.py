@@ -292,3 +292,24 @@ def test_hundreds_of_tools_compile(tiny: Tokenizer, words: Vocabulary, strict: b
     for token in chain.from_iterable(tiny.encode_segments(text)):
         assert is_in(matcher.mask(), token)
         matcher.consume(token)
+
+
+@pytest.mark.parametrize("strict", [(), ("get",), ("getter", "ge"), ("get", "getter", "ge")])
+def test_tools_whose_names_begin_alike_can_all_be_called(
+    tiny: Tokenizer, words: Vocabulary, strict: tuple[str, ...]
+) -> None:
+    names = ("get", "getter", "ge", "g-et")
+    tools = tuple(Tool(name, None, {"type": "object"}, name in strict) for name in names)
+    markup = Markup(V41_TAGS, tiny.special.dsml)
+    wanted = Wanted(start="content", tools=tools, forced=True)
+    for constraint in constraints(wanted, markup, tiny.special):
+        for name in names:
+            matcher = words.compile(constraint.grammar).start()
+            calls = render_calls(
+                (ToolCall("1", name, {"a": "x", "b": [1]}),), V41_TAGS, markup.dsml
+            )
+            for token in chain.from_iterable(tiny.encode_segments(list(calls))):
+                assert is_in(matcher.mask(), token), name
+                matcher.consume(token)
+            matcher.mask()
+            assert matcher.is_whole
