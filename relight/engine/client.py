@@ -234,7 +234,10 @@ class ProcessClient(_Switchboard):
             self._socket.set_hwm(0)  # a slow reader here must never hold up a step there
             self._socket.bind(address)
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, address, stdin=asyncio.subprocess.PIPE
+                *self._command,
+                address,
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for us alone, from its first instant on
             )
         except zmq.ZMQError as error:
             self._leave_nothing()
