@@ -28,6 +28,7 @@ class Queue:
         self._limits = limits
         self._observer = observer
         self._waiting: dict[str, Job] = {}
+        self._stats = EngineStats()
 
     @property
     def num_tokens(self) -> int:
@@ -44,15 +45,20 @@ class Queue:
             work += sum(min(limit, stats.mean_output) for limit in limits)
         return work / stats.tokens_per_s
 
+    @property
+    def retry_s(self) -> int:
+        """When one that is refused may come again, by the engine's state of late."""
+        return max(1, min(math.ceil(self.wait_s(self._stats)), LONGEST_RETRY_S))
+
     def enter(self, jobs: Sequence[Job], stats: EngineStats) -> None:
         """Counts the jobs at once, so that a burst sees itself. Raises `Overloaded`."""
+        self._stats = stats
         if self._waiting:
             self._check(jobs, stats)
         self._waiting.update((job.request.id, job) for job in jobs)
 
     def _check(self, jobs: Sequence[Job], stats: EngineStats) -> None:
-        wait_s, limits = self.wait_s(stats), self._limits
-        retry_s = max(1, min(math.ceil(wait_s), LONGEST_RETRY_S))
+        wait_s, retry_s, limits = self.wait_s(stats), self.retry_s, self._limits
         tokens = self.num_tokens + sum(len(job.request.prompt) for job in jobs)
         if limits.tokens and tokens > limits.tokens:
             raise Overloaded(

@@ -85,12 +85,14 @@ class Server:
         """Holds room for so many sequences. Raises `Unavailable` and `Overloaded`."""
         with self.counted():
             session = self.ready()
+            engine = self.sessions.index(session)
             if self.num_open + num_sequences > self.options.max_open:
+                retry_s = self.queues[engine].retry_s if self.queues else 1
                 raise Overloaded(
                     f"{self.num_open} sequences wait or run and the most is "
-                    f"{self.options.max_open} (--max-queue); send the request again later"
+                    f"{self.options.max_open} (--max-queue); send the request again in {retry_s} s",
+                    retry_after_s=retry_s,
                 )
-        engine = self.sessions.index(session)
         self.open[engine] = self.open.get(engine, 0) + num_sequences
         try:
             yield session

@@ -71,6 +71,30 @@ def test_a_wait_that_would_be_too_long_is_refused_and_says_when_to_come_back() -
     assert "about 4 s and the longest is 3 s" in refused.text
 
 
+def test_one_too_many_is_told_when_to_come_back_by_the_work_that_waits() -> None:
+    """Three prompts of 100 tokens at 50 a second."""
+    rig_ = rig(QueueLimits(), pace=50.0, max_open=3)
+
+    async def run() -> httpx.Response:
+        async with rig_.http() as http:
+
+            def post() -> "asyncio.Future[httpx.Response]":
+                return asyncio.ensure_future(
+                    http.post("/v1/completions", json={"prompt": [5] * 100})
+                )
+
+            let_in = [post() for _ in range(3)]
+            await until(lambda: rig_.client.num_running == 3)
+            refused = await post()
+            rig_.client.gate.set()
+            await asyncio.gather(*let_in)
+            return refused
+
+    refused = asyncio.run(run())
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "6")
+    assert "3 sequences wait or run and the most is 3" in refused.text
+
+
 def test_a_wait_beyond_the_deadline_is_refused_at_once() -> None:
     headers = {"x-relight-deadline-ms": "3000"}
     answers = ask(rig(QueueLimits(), pace=50.0), 4, headers=headers)
