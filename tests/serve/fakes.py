@@ -92,6 +92,8 @@ class Rig:
 
     def request(self, method: str, path: str, **how: Any) -> httpx.Response:
         async def send() -> httpx.Response:
+            if not self.server.stopping.is_set():
+                self.server.stopping = asyncio.Event()  # one belongs to one event loop
             async with self.http() as http:
                 return await http.request(method, path, **how)
 
