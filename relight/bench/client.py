@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.bench import http
+from relight.bench import http, redact
 from relight.bench.http import Connection, Target
 from relight.bench.needle import score
 from relight.bench.prompts import Prompt
@@ -200,4 +200,5 @@ class Client:
         }
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self.to.key, "[key]") if self.to.key else text
+        text = text.replace(self.to.key, "[key]") if self.to.key else text
+        return redact.text(text)

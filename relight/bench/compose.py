@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from relight import __version__
-from relight.bench import about, figures, gate, inside, machine, result, schema
+from relight.bench import about, figures, gate, inside, machine, redact, result, schema
 from relight.bench.about import About
 from relight.bench.load import Lag
 from relight.bench.machine import Device
@@ -75,7 +75,8 @@ def compose(m: Measured) -> Result:
         tool=Tool(version=__version__, sources=about.sources_hash(), commit=about.commit()),
         host=_host(m.load_before),
         server=_server(m),
-        scenario=m.scenario,
+        # What a body holds besides sampling may be a key of some gateway.
+        scenario=msgspec.structs.replace(m.scenario, body=redact.settings(m.scenario.body)),
         workload=_workload(m),
         protocol=_protocol(m),
         canary_ok=[True, m.alive],

@@ -33,7 +33,7 @@ def engine(
     if delta is None or not delta.histograms:
         return _engine_told(delta, peaks, records)
     ttft, steps = delta.histograms.get("ttft"), delta.histograms.get("step_tokens")
-    tpot, gap = delta.mean("tpot"), delta.mean("gap")
+    tpot, gap = _tpot(delta), delta.mean("gap")
     advance = spec.al_pooled if spec else None
     return EngineFigures(
         requests=ttft.count if ttft else None,
@@ -53,6 +53,16 @@ def engine(
         running_after=running_after,
         advance_closure=tpot * advance / gap if tpot and gap and advance else None,
     )
+
+
+def _tpot(delta: Delta) -> float | None:
+    """From its own histogram, else from the time after first tokens over the tokens after them."""
+    decode = delta.histograms.get("decode")
+    told = delta.mean("tpot")
+    if told is not None or decode is None:
+        return told
+    rest = delta.counters.get("generation_tokens", 0.0) - decode.count
+    return decode.sum / rest if rest > 0 else None
 
 
 def _engine_told(

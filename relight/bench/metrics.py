@@ -69,6 +69,7 @@ VLLM = Dialect(
         "e2e": "vllm:e2e_request_latency_seconds",
         "queue": "vllm:request_queue_time_seconds",
         "prefill": "vllm:request_prefill_time_seconds",
+        "decode": "vllm:request_decode_time_seconds",
         "step_tokens": "vllm:iteration_tokens_total",
     },
     groups={

@@ -49,19 +49,12 @@ def read(path: Path, most: int = 0) -> tuple[list[Row], str]:
     return ordered[: most or None], hashlib.sha256(data).hexdigest()[:16]
 
 
-def scenario_of(path: Path, scale: float, most: int, longest: int) -> Scenario:
-    """`scale` 2 is twice as fast. Rows longer than `longest` tokens (0: none) are refused, since
-    a replay without its long requests is another load."""
+def scenario_of(path: Path, scale: float, most: int) -> Scenario:
+    """`scale` 2 is twice as fast; `most` rows, or all for 0. A row that the server cannot hold ends
+    the run before it begins: a replay without its long requests is another load."""
     if scale <= 0:
         raise BadSetting(f"scale is {scale}; wanted a number above 0", param="scale")
     rows, mark = read(path, most)
-    top = max(row.input_length + row.output_length for row in rows)
-    if longest and top > longest:
-        raise BadSetting(
-            f"the trace has a request of {top:,} tokens and the server holds {longest:,}; take "
-            "another trace or fewer of its rows",
-            param="trace",
-        )
     one = Class(
         name="trace",
         requests=len(rows),

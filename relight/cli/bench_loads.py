@@ -195,7 +195,7 @@ def trace(
     from relight.bench import trace as loads
 
     base = _base(scenario, "trace")
-    made = loads.scenario_of(file, scale, requests, longest=0)
+    made = loads.scenario_of(file, scale, requests)
     wanted = msgspec.structs.replace(base, classes=made.classes, cache="shared")
     _one(wanted, url, model, clients, start, ready, out, api_key_file)
 

@@ -11,7 +11,7 @@ from relight.bench.figures import middle
 from relight.bench.result import Result
 from relight.bench.run import Progress
 from relight.bench.schema import Validity
-from relight.bench.stats import Summary
+from relight.bench.stats import Summary, mean_halfwidth
 from relight.cli import show
 
 
@@ -144,9 +144,24 @@ def print_cells(results: Sequence[Result]) -> None:
         for told in results
     ]
     show.table("Cells", columns, rows, numbers=columns[2:])
+    for line in _repeated(results):
+        show.line(line)
     for told in results:
         for reason in told.validity.reasons if told.validity else ():
             show.line(f"  {told.run_id}: {reason}")
+
+
+def _repeated(results: Sequence[Result]) -> Iterator[str]:
+    """The interval of the mean over runs of one cell: the unit of repetition is a run."""
+    cells: dict[str, list[Result]] = {}
+    for told in results:
+        cells.setdefault(told.protocol.place.cell if told.protocol.place else "", []).append(told)
+    for cell, own in cells.items():
+        rates = [told.throughput.out_tok_s for told in own]
+        if len(rates) > 1:
+            half, mean = mean_halfwidth(rates), sum(rates) / len(rates)
+            share = f", {half / mean:.1%}" if mean else ""
+            yield f"{_short(cell) or 'all'}: {len(own)} runs, {mean:.1f} ± {half:.1f} tok/s{share}"
 
 
 def _short(cell: str, most: int = 28) -> str:

@@ -139,6 +139,20 @@ def test_figures_of_a_server_without_histograms_come_from_its_answers() -> None:
     assert inside.engine(None, {}, [answer(1)], None) is None
 
 
+def test_time_per_token_is_made_of_what_ours_tells() -> None:
+    text = (
+        "vllm:time_to_first_token_seconds_sum 1\nvllm:time_to_first_token_seconds_count {n}\n"
+        "vllm:request_decode_time_seconds_sum {s}\nvllm:request_decode_time_seconds_count {n}\n"
+        "vllm:inter_token_latency_seconds_sum {s}\nvllm:inter_token_latency_seconds_count {g}\n"
+        "vllm:generation_tokens_total {t}\n"
+    )
+    before = metrics.parse(text.format(n=0, s=0, g=0, t=0))
+    after = metrics.parse(text.format(n=2, s=3, g=6, t=8))
+    found = inside.engine(metrics.delta(before, after, metrics.VLLM), {}, [], None)
+    assert found is not None
+    assert (found.tpot, found.gap, found.step_interval) == (0.5, 0.5, 0.5)
+
+
 def test_the_interval_of_a_tail_holds_its_ratio_and_shrinks_with_runs() -> None:
     few = [(1.0, 1.1), (1.2, 1.2), (0.9, 1.1), (1.0, 1.2)]
     low, high = bootstrap(few)

@@ -114,13 +114,19 @@ def test_no_key_reaches_a_file_even_if_the_server_repeats_it(tmp_path: Path) -> 
         return Reply(status=500) if asked.measured else Reply()
 
     async def run() -> tuple[Result, list[Record]]:
-        async with ScriptedServer(Script(reply=reply, refusal=f"bad key {KEY}")) as server:
-            return await Run(target(server.url, KEY), scenario()).measure()
+        async with ScriptedServer(
+            Script(reply=reply, refusal=f"bad key {KEY}, not sk-abcdefgh12345")
+        ) as server:
+            wanted = scenario(body={"temperature": 0, "gateway_key": "another-secret"})
+            return await Run(target(server.url, KEY), wanted).measure()
 
     told, records = asyncio.run(run())
     assert "bad key [key]" in records[0].error
-    path = result.write(tmp_path, told, records, secret=KEY)
-    assert KEY not in path.read_text() + (tmp_path / told.requests_ref).read_text()
+    result.write(tmp_path, told, records, secret=KEY)
+    stored = "".join(file.read_text() for file in tmp_path.iterdir())
+    for secret in (KEY, "another-secret", "sk-abcdefgh12345"):
+        assert secret not in stored
+    assert told.scenario.body["temperature"] == 0
     leaking = [msgspec.structs.replace(records[0], error=KEY)]
     with pytest.raises(AssertionError):
         result.write(tmp_path / "other", told, leaking, secret=KEY)

@@ -203,7 +203,7 @@ def test_a_trace_keeps_times_lengths_and_what_is_shared(tmp_path: Path) -> None:
             for t, i, o, h in rows
         )
     )
-    wanted = trace.scenario_of(path, scale=2.0, most=0, longest=0)
+    wanted = trace.scenario_of(path, scale=2.0, most=0)
     scale = Scale(overhead=10, slope=0.25)
     first, second, third = trace.prompts(Writer(wanted, "n"), wanted.classes[0], scale)
     assert [p.due for p in (first, second, third)] == [0.0, 0.25, 2.0]
@@ -224,9 +224,9 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(line)
     with pytest.raises(BadSetting, match="trace"):
-        trace.scenario_of(path, scale=1.0, most=0, longest=0)
+        trace.scenario_of(path, scale=1.0, most=0)
     with pytest.raises(BadSetting, match="cannot be read"):
-        trace.scenario_of(tmp_path / "none", scale=1.0, most=0, longest=0)
+        trace.scenario_of(tmp_path / "none", scale=1.0, most=0)
 
 
 def test_a_corpus_of_a_package_is_read_where_it_is_and_named_where_not(

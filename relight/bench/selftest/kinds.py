@@ -65,7 +65,7 @@ async def replay() -> str:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        made = trace.scenario_of(path, scale=2.0, most=0, longest=0)
+        made = trace.scenario_of(path, scale=2.0, most=0)
         limits = scenario(limits={"hits_cold": 1.0}).limits
         wanted = msgspec.structs.replace(made, limits=limits)
         out = await measure(Script(prefix_cache=True), wanted)
