@@ -57,10 +57,8 @@ def attend(
             return in_blocks(block, q[at:to], *lists, rows=ROWS)
         return block(q[at:to], *lists)
 
-    rows = ROWS
-    if family == "prefill":
-        width = sum(index.shape[1] for _, index in sources)
-        rows *= max(LISTED_KEYS // (max(width, 1) * ROWS), 1)
+    width = sum(index.shape[1] for _, index in sources)
+    rows = max(LISTED_KEYS // (max(width, 1) * ROWS), 1) * ROWS
     out = [part(at, min(at + rows, count)) for at in range(0, max(count, 1), rows)]
     return torch.cat(out)[..., :dim]
 
