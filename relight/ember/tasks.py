@@ -30,7 +30,7 @@ KEY_LENGTHS: dict[Task, int] = {"key 1K": 1024, "key 4K": 4096}
 ROOM = 72
 """Tokens of those that are not document: markers, the question, the answer, and some to spare."""
 
-KEYS_PER_DOCUMENT = 8
+KEYS_PER_DOCUMENT = 16
 """Places with a key of their own; each is asked for. The others distract."""
 
 REQUESTS_PER_TOOLBOX = 4
