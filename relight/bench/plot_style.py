@@ -103,7 +103,8 @@ def from_zero(axis: Axis) -> None:
     """From 0 to a little above what is drawn; to 1 where all is 0."""
     top = axis.get_data_interval()[1]
     limits = (0.0, 1.1 * top if top > 0 else 1.0)
-    axis.axes.set(**{f"{axis.axis_name}lim": limits})
+    axes = axis.axes
+    (axes.set_xlim if axis is axes.xaxis else axes.set_ylim)(limits)
 
 
 def measured_ticks(axis: Axis, values: Sequence[float]) -> None:
