@@ -6,6 +6,7 @@ tokens' bytes. Tokens with a literal of their own, the added ones, are never tex
 names them by id, as in `<[128825]>`.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -18,6 +19,8 @@ MAX_CHARACTERS = 1_000_000
 
 MAX_REASON = 300
 """Characters of the library's own message that are passed on."""
+
+_SHOWN = re.compile(r"\s*(\d+ \||\^)")
 
 # What one mask may cost is bounded in the library's own units; errors quote no text of a client.
 _LIMITS = LLParserLimits(
@@ -93,7 +96,10 @@ class Vocabulary:
         if matcher.is_error():
             raise BadRequest(f"it cannot be compiled: {_in_one_line(matcher.get_error())}")
         compiled = Grammar(matcher, self.mask_bytes)
-        compiled.start().mask()  # some grammars turn out to allow nothing, or to be too complex
+        try:
+            compiled.start().mask()
+        except BadRequest as error:
+            raise BadRequest(f"it allows no text, or is too complex: {error.message}") from None
         return compiled
 
     def mask_of(self, tokens: Iterable[int]) -> bytes:
@@ -131,4 +137,7 @@ def either(one: bytes, other: bytes) -> bytes:
 
 
 def _in_one_line(message: str) -> str:
-    return " ".join(message.split())[:MAX_REASON] or "no reason was given"
+    """What the library says, without the lines of our grammar that it shows."""
+    lines = [line for line in message.splitlines() if not _SHOWN.match(line)]
+    told = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(lines).split()))
+    return told.removesuffix("<non-verbose/>").strip()[:MAX_REASON] or "no reason was given"
