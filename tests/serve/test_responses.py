@@ -386,6 +386,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
         ({"input": [USER, PARIS | {"name": None}]}, "input[1].name"),
         ({"input": [item("item_reference", id="x")]}, "input[0]"),
         ({"input": [item("new_thing", content="text")]}, "input[0]"),
+        ({"input": [USER, item("compaction", encrypted_content="gAAAA")]}, "input[1]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),

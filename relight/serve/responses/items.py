@@ -162,7 +162,8 @@ def _part(part: ItemPart, where: str) -> str:
 
 def _skip(item: InputItem, where: str) -> None:
     """Items that tell of tools that ran elsewhere say nothing to the model."""
-    if item.content or item.output or item.input or item.arguments:
+    texts = (item.content, item.output, item.input, item.arguments, item.summary)
+    if any(texts) or item.encrypted_content:
         raise Unsupported(
             f"{where} is of type {shown(item.type)}, which is not built, and has text; send it in "
             "a message",
@@ -170,7 +171,8 @@ def _skip(item: InputItem, where: str) -> None:
         )
     if item.type == "item_reference":
         raise Unsupported(
-            f"{where} refers to an item that this server does not store; send the item itself",
+            f"{where} refers to an item that this server does not store; send the item itself "
+            "(store: false makes clients do so)",
             param=where,
         )
     log.info("%s of type %s is ignored", where, shown(item.type))
