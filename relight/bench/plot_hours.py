@@ -27,7 +27,7 @@ def soak(told: Soak) -> Figure | None:
         for at, value, valid in line:
             style.point(axes, at / unit, value, valid=valid)
         axes.set_ylabel(name)
-        style.from_zero(axes.yaxis)
+        style.from_zero(axes)
     first = figure.axes[0]
     first.set_title(f"Soak; sentinel's time per token: {_trend(told.sentinel_tpot)}")
     style.hollow_note(first, any(w.status != "valid" for w in told.windows))

@@ -77,8 +77,7 @@ def pareto(data: Gathered) -> Figure | None:
     axes.set_xlabel("output tokens/s of one user while decoding (1 / mean TPOT)")
     axes.set_ylabel(f"output tokens/s {'per device' if by_device else 'of the server'}")
     axes.set_title("Throughput against interactivity; numbers are users")
-    style.from_zero(axes.xaxis)
-    style.from_zero(axes.yaxis)
+    style.from_zero(axes, x=True)
     style.hollow_note(axes, not all(run.valid for run in all_runs))
     style.legend(axes)
     return figure

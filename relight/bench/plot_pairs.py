@@ -63,7 +63,7 @@ def sentinels(data: Gathered) -> Figure | None:
     axes.set_xlabel("looks at the sentinel cell, in order")
     axes.set_ylabel("output tokens/s of one user")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style.from_zero(axes.yaxis)
+    style.from_zero(axes)
     axes.set_title("Sentinel: drift of the machine")
     style.legend(axes)
     return figure

@@ -99,12 +99,16 @@ def legend_beside(axes: Axes) -> None:
     legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def from_zero(axis: Axis) -> None:
-    """From 0 to a little above what is drawn; to 1 where all is 0."""
-    top = axis.get_data_interval()[1]
-    limits = (0.0, 1.1 * top if top > 0 else 1.0)
-    axes = axis.axes
-    (axes.set_xlim if axis is axes.xaxis else axes.set_ylim)(limits)
+def from_zero(axes: Axes, *, x: bool = False) -> None:
+    """The y axis, with `x` the other, too, from 0 to a little above what is drawn."""
+    axes.set_ylim(0.0, _above(axes.yaxis))
+    if x:
+        axes.set_xlim(0.0, _above(axes.xaxis))
+
+
+def _above(axis: Axis) -> float:
+    top = float(axis.get_data_interval()[1])
+    return 1.1 * top if top > 0 else 1.0
 
 
 def measured_ticks(axis: Axis, values: Sequence[float]) -> None:

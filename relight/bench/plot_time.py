@@ -186,7 +186,7 @@ def _requests(axes: Axes, points: Sequence[Point], _: Run) -> None:
     if any(p.counters.get("preemptions") for p in points):
         axes.plot([], [], color=style.BAD, label="preemption")
     axes.set_ylabel("requests")
-    style.from_zero(axes.yaxis)
+    style.from_zero(axes)
 
 
 def _progress(axes: Axes, _: Sequence[Point], run: Run) -> None:
@@ -220,7 +220,7 @@ def machine(run: Run) -> Figure | None:
         for index, (name, line) in enumerate(lines.items()):
             axes.plot(*zip(*line, strict=True), color=style.colour(index), label=name)
         axes.set_ylabel(unit)
-        style.from_zero(axes.yaxis)
+        style.from_zero(axes)
         style.legend_beside(axes)
     figure.axes[0].set_title(f"The server's machine{_invalid(run)}")
     figure.axes[-1].set_xlabel("s since the load began")
