@@ -12,7 +12,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` is always set: a
     request without one gets a random seed at admission, so a sequence can be recomputed.
-    `think_close` is made after `think_budget` tokens if it was not before; None: no budget.
+    `think_close` is made after `think_budget` tokens if it was not before; None: no budget. The
+    first tokens that are made are `forced`, whatever they are; none of them ends the sequence.
     """
 
     temperature: float = 1.0
@@ -31,6 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     think_budget: int | None = None
     think_close: int = 0
+    forced: tuple[int, ...] = ()
 
     @property
     def counted(self) -> bool:

@@ -52,7 +52,8 @@ class Admission:
             raise BadRequest("prompt is empty; give at least one token", param="prompt")
         if max_tokens < 1:
             raise BadRequest(f"max_tokens is {max_tokens}; give 1 or more", param="max_tokens")
-        low, high = min(request.prompt), max(request.prompt)
+        tokens = request.prompt + request.sampling.forced
+        low, high = min(tokens), max(tokens)
         if low < 0 or high >= limits.vocab_size:
             raise BadRequest(
                 f"prompt has token {low if low < 0 else high}; this model's tokens are 0 to "

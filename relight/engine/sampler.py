@@ -104,6 +104,7 @@ def is_adjusted(draw: Draw) -> bool:
         or bool(sampling.logit_bias)
         or draw.made < sampling.min_tokens
         or draw.made == sampling.think_budget
+        or draw.made < len(sampling.forced)
     )
 
 
@@ -161,20 +162,25 @@ def _penalties(draws: Sequence[Draw], counts: Tensor) -> Penalties:
 
 
 def _bias(draws: Sequence[Draw], counts: Tensor) -> Bias | None:
-    """What requests ask for, and, where a budget ends, what makes the token that it ends with: by
-    the device's own counts, since it may have been drawn by a step that is not read yet. A token
-    that the model does not have cannot be drawn anyway."""
+    """What requests ask for, what makes a forced token, and, where a budget ends, what makes the
+    token that it ends with: by the device's own counts, since it may have been drawn by a step that
+    is not read yet. A token that the model does not have cannot be drawn anyway."""
     device, vocab = counts.device, counts.shape[1]
     ends = {
         (row, draw.sampling.think_close): draw.slot
         for row, draw in enumerate(draws)
-        if draw.made == draw.sampling.think_budget
+        if draw.made == draw.sampling.think_budget and draw.made >= len(draw.sampling.forced)
     }
     asked = {
         (row, token): value
         for row, draw in enumerate(draws)
         for token, value in draw.sampling.logit_bias
         if token < vocab
+    }
+    asked |= {
+        (row, draw.sampling.forced[draw.made]): FORCED
+        for row, draw in enumerate(draws)
+        if draw.made < len(draw.sampling.forced)
     }
     found = {place: asked.get(place, 0.0) for place in (*ends, *asked)}
     if not found:
@@ -193,7 +199,7 @@ def _banned(draws: Sequence[Draw], vocab: int, device: torch.device) -> Places |
     found = [
         (row, token)
         for row, draw in enumerate(draws)
-        if draw.made < draw.sampling.min_tokens
+        if len(draw.sampling.forced) <= draw.made < draw.sampling.min_tokens
         for token in draw.sampling.stop_token_ids
         if token < vocab
     ]

@@ -304,7 +304,9 @@ class Scheduler:
         self.num_generated_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-        if token in sequence.request.sampling.stop_token_ids:
+        sampling = sequence.request.sampling
+        is_forced = sequence.num_known - sequence.num_prompt <= len(sampling.forced)
+        if token in sampling.stop_token_ids and not is_forced:
             return self._end(sequence, "stop", now, tokens=(token,), logprobs=told)
         if sequence.num_known >= sequence.most:
             return self._end(sequence, "length", now, tokens=(token,), logprobs=told)

@@ -23,6 +23,9 @@ def adjusted(logits: Sequence[float], sampling: SamplingParams, made: Sequence[i
         found[token] -= sampling.presence_penalty
     for token, bias in sampling.logit_bias:
         found[token] += bias
+    if len(made) < len(sampling.forced):
+        forced = sampling.forced[len(made)]
+        return [x if i == forced else -math.inf for i, x in enumerate(found)]
     if len(made) == sampling.think_budget and sampling.think_close not in made:
         found = [x if i == sampling.think_close else -math.inf for i, x in enumerate(found)]
     if len(made) < sampling.min_tokens:
@@ -41,6 +44,7 @@ def alone(logits: Tensor, sampling: SamplingParams, made: Sequence[int], *, posi
         logit_bias=(),
         min_tokens=0,
         think_budget=None,
+        forced=(),
     )
     row = torch.tensor([adjusted(logits.tolist(), sampling, made)], device=logits.device)
     return int(draw_tokens([Draw(0, position, plain)], row)[0])

@@ -51,6 +51,8 @@ KINDS = [
     params(logprobs=3, top_k=5),
     params(logprobs=0, temperature=0.0, logit_bias=((1, 100.0),)),
     params(think_budget=0, think_close=7),
+    params(forced=(5, 5, 39, 0, 7), stop_token_ids=(5, 7), min_tokens=9, logprobs=1),
+    params(forced=(1,) * 12, temperature=0.0, logit_bias=((1, -100.0), (2, 50.0))),
     params(think_budget=5, think_close=8, temperature=0.0),
     params(think_budget=12, think_close=8, presence_penalty=0.5, logit_bias=((8, 9.0),)),
 ]

@@ -84,7 +84,7 @@ def answer_alone(
         made.append(alone(logits, sampling, made, position=len(tokens)))
         drawn_from.append(logits)
         tokens.append(made[-1])
-        if made[-1] in sampling.stop_token_ids:
+        if made[-1] in sampling.stop_token_ids and len(made) > len(sampling.forced):
             return made, drawn_from, "stop"
         if len(made) >= sampling.max_tokens or len(tokens) >= context:
             return made, drawn_from, "length"
@@ -110,6 +110,9 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         logprobs=rng.choice([None, None, 0, 4]),
         think_budget=rng.randint(0, max_tokens) if rng.random() < 0.4 else None,
         think_close=5,
+        forced=tuple(rng.choices(range(VOCAB), k=rng.randint(0, max_tokens)))
+        if rng.random() < 0.2
+        else (),
     )
 
 
