@@ -14,6 +14,8 @@ What is kept, and where:
 V4.1 has compressed rows and index keys in its full layers only, which other layers read, and the
 last token ids of a sequence in its slot and records: the next n-grams begin with them.
 
+A draft has window rows of its own for each of its stages.
+
 A ring is `REWIND_ROWS` rows longer than what is read, so that a rejected row never overwrites a row
 that an accepted one reads: rewinding by up to that many rows is setting a length.
 """
@@ -109,6 +111,7 @@ def index_keys(ratio: int) -> str:
 
 
 WINDOW = "window"
+DRAFT = "draft"
 TOKENS = "tokens"
 INDEX_KEYS = "index_keys"
 INDEX_PARTIAL = "index_partial"
@@ -136,11 +139,17 @@ def ring_lengths(config: ModelConfig) -> tuple[int, ...]:
 
 
 def layout(
-    config: ModelConfig, numerics: Numerics, index_format: RowFormat | None = None
+    config: ModelConfig,
+    numerics: Numerics,
+    index_format: RowFormat | None = None,
+    *,
+    draft: bool = False,
 ) -> Layout:
-    """The layout of `config`'s state. `index_format` asks what other index keys would cost."""
+    """The layout of `config`'s state, with its draft's if asked for. `index_format` asks what other
+    index keys would cost."""
+    stages = tuple(range(config.draft.num_stages)) if draft else ()
     if config.generation == "v4.1":
-        return _layout_v41(config, numerics)
+        return _layout_v41(config, numerics, stages)
     head, index = config.head_dim, config.index_dim
     row = kv_row(head, config.rope_dim) if numerics.quantised else float_row(head)
     key = index_format or (index_row(index) if numerics.quantised else float_row(index))
@@ -165,10 +174,13 @@ def layout(
         slot.append(_Rows(INDEX_PARTIAL, layers, ring, float_row(4 * index)))
         record.append(_Rows(partial(ratio), layers, ratio, float_row(2 * head)))
         record.append(_Rows(INDEX_PARTIAL, layers, ratio, float_row(2 * index)))
+    if stages:
+        slot.append(_Rows(DRAFT, stages, window_ring_rows(config), row))
+        record.append(_Rows(DRAFT, stages, config.window, row))
     return Layout(_block(page), _block(slot), _block(record))
 
 
-def _layout_v41(config: ModelConfig, numerics: Numerics) -> Layout:
+def _layout_v41(config: ModelConfig, numerics: Numerics, stages: tuple[int, ...]) -> Layout:
     head, index, quantised = config.head_dim, config.index_dim, numerics.quantised
     window = window_row_v41(head) if quantised else float_row(head)
     row = compressed_row_v41(head) if quantised else float_row(head)
@@ -188,6 +200,9 @@ def _layout_v41(config: ModelConfig, numerics: Numerics) -> Layout:
     if config.engram:
         slot.append(_Rows(TOKENS, (0,), token_ring_rows(config), token_row()))
         record.append(_Rows(TOKENS, (0,), config.engram.max_ngram - 1, token_row()))
+    if stages:
+        slot.append(_Rows(DRAFT, stages, window_ring_rows(config), window))
+        record.append(_Rows(DRAFT, stages, config.window, window))
     return Layout(_block(page), _block(slot), _block(record))
 
 

@@ -49,8 +49,9 @@ class Pool:
         num_pages: int,
         num_slots: int,
         num_records: int,
+        draft: bool = False,
     ) -> None:
-        self.layout: Layout = layout(config, numerics)
+        self.layout: Layout = layout(config, numerics, draft=draft)
         self.pages = Blocks(self.layout.page, num_pages, device)
         self.slots = Blocks(self.layout.slot, num_slots, device)
         self.records = Blocks(self.layout.record, num_records, device)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from relight.base.config import LayerSpec, ModelConfig
 from relight.cache.layout import (
+    DRAFT,
     INDEX_KEYS,
     INDEX_PARTIAL,
     OVERLAP_RATIO,
@@ -37,6 +38,11 @@ def layer_states(config: ModelConfig, pool: Pool) -> tuple[LayerState, ...]:
     if config.generation == "v4.1":
         return tuple(_layer_v41(layer, pool) for layer in config.layers)
     return tuple(_layer(index, spec.ratio, pool) for index, spec in enumerate(config.layers))
+
+
+def draft_rings(config: ModelConfig, pool: Pool) -> tuple[Rows, ...]:
+    """The rings of the draft's stages [slots, window ring], in a pool that has them."""
+    return tuple(_rows(pool.slots, DRAFT, stage) for stage in range(config.draft.num_stages))
 
 
 def _layer(index: int, ratio: int, pool: Pool) -> LayerState:

@@ -85,12 +85,20 @@ class Transformer:
         )
 
     @torch.inference_mode()
-    def forward(self, segment: Segment, states: Sequence[LayerState]) -> Tensor:
-        """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer."""
+    def forward(
+        self, segment: Segment, states: Sequence[LayerState], taps: list[Tensor] | None = None
+    ) -> Tensor:
+        """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer.
+
+        `taps` gets what a draft reads of all rows: means over the streams behind each tapped layer
+        [rows, D].
+        """
         where = addresses(self.config, segment)
         streams = self.embed(segment.token_ids)
-        for block, state in zip(self.blocks, states, strict=True):
+        for number, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
             streams = block.forward(streams, segment, where, state)
+            if taps is not None and number in self.config.draft.target_layers:
+                taps.append(hyper.mean(streams, self.boundary))
         return self.head(streams[segment.sample_rows], segment)
 
     def embed(self, token_ids: Tensor) -> Tensor:

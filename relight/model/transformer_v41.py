@@ -26,7 +26,7 @@ from relight.model.weights_v41 import LayerWeightsV41, ModelWeightsV41
 
 
 class BlockV41:
-    """One layer: n-grams if it has a table, attention, experts."""
+    """One layer: n-grams if it has a table (`recall`), then attention and experts (`forward`)."""
 
     def __init__(
         self,
@@ -45,11 +45,17 @@ class BlockV41:
         if weights.engram:
             self.ngrams = Ngrams(config, weights.engram, numerics, boundary)
 
+    def recall(self, streams: Tensor, recalled: Tensor | None, segment: Segment) -> Tensor:
+        """streams [rows, hc, D] with what the layer's table holds, if it has one."""
+        if self.ngrams is None:
+            return streams
+        assert recalled is not None
+        return self.ngrams.forward(streams, recalled, segment)
+
     def forward(
         self,
         streams: Tensor,
         pre: Tensor,
-        recalled: Tensor | None,
         segment: Segment,
         where: Addresses,
         state: LayerState,
@@ -57,9 +63,6 @@ class BlockV41:
     ) -> tuple[Tensor, Tensor]:
         """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
         w = self.weights
-        if self.ngrams is not None:
-            assert recalled is not None
-            streams = self.ngrams.forward(streams, recalled, segment)
         mix = self._mix(streams, w.hyper_attention, segment)
         x = self._collapse(streams, pre, w.attention_norm)
         out = self.attention.share(x, segment, where, state, shared)
@@ -103,13 +106,22 @@ class TransformerV41:
         )
 
     @torch.inference_mode()
-    def forward(self, segment: Segment, states: Sequence[LayerState]) -> Tensor:
-        """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer."""
+    def forward(
+        self, segment: Segment, states: Sequence[LayerState], taps: list[Tensor] | None = None
+    ) -> Tensor:
+        """Logits [draws, V] float32 of `segment.sample_rows`; updates the state of every layer.
+
+        `taps` gets what a draft reads of all rows: means over the streams on entry of each tapped
+        layer, behind its n-grams [rows, D].
+        """
         where, shared = addresses(self.config, segment), Shared()
         recalled = self.recall(segment, states)
         streams, pre = self.embed(segment.token_ids)
-        for block, state, own in zip(self.blocks, states, recalled, strict=True):
-            streams, pre = block.forward(streams, pre, own, segment, where, state, shared)
+        for number, block in enumerate(self.blocks):
+            streams = block.recall(streams, recalled[number], segment)
+            if taps is not None and number in self.config.draft.target_layers:
+                taps.append(hyper.mean(streams, self.boundary))
+            streams, pre = block.forward(streams, pre, segment, where, states[number], shared)
         rows = segment.sample_rows
         return self.head(streams[rows], pre[rows], segment)
 

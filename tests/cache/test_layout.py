@@ -8,7 +8,7 @@ import pytest
 from relight.base.config import ModelConfig
 from relight.base.formats import fp8_index_row
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Numerics
-from relight.base.official import V4_FLASH, V41_FLASH, schedule
+from relight.base.official import V4_FLASH, V4_FLASH_DSPARK, V41_FLASH, schedule
 from relight.cache.layout import (
     ALIGNMENT,
     PAGE_TOKENS,
@@ -77,6 +77,21 @@ def test_a_record_of_v41_holds_window_rows_and_three_tokens() -> None:
     record = layout(V41_FLASH, OFFICIAL).record
     assert [(f.name, f.rows) for f in record.fields] == [("window", 128), ("tokens", 3)]
     assert record.bytes <= 40 * 128 * 528 + 3 * 8 + ALIGNMENT
+
+
+@pytest.mark.parametrize(
+    ("config", "row", "largest"), [(V4_FLASH_DSPARK, 584, 3.9e6), (V41_FLASH, 528, 2.95e6)]
+)
+def test_a_draft_keeps_a_window_for_each_of_its_stages(
+    config: ModelConfig, row: int, largest: float
+) -> None:
+    with_draft, without = layout(config, OFFICIAL, draft=True), layout(config, OFFICIAL)
+    assert with_draft.page == without.page
+    slot = 3 * (config.window + REWIND_ROWS) * row
+    assert abs(with_draft.slot.bytes - without.slot.bytes - slot) < 2 * ALIGNMENT
+    record = 3 * config.window * row
+    assert abs(with_draft.record.bytes - without.record.bytes - record) < 2 * ALIGNMENT
+    assert with_draft.record.bytes <= largest
 
 
 def test_rings_are_those_that_rows_are_written_to() -> None:

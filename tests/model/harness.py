@@ -45,6 +45,7 @@ class Driver:
         context: int = 640,
         num_records: int = 4,
         device: str = "cpu",
+        draft: bool = False,
     ) -> None:
         self.config = config
         per_slot = -(-context // PAGE_TOKENS)
@@ -55,6 +56,7 @@ class Driver:
             num_pages=1 + num_slots * per_slot,
             num_slots=num_slots,
             num_records=num_records,
+            draft=draft,
         )
         # State that was never written must not matter: poison it.
         for blocks in (self.pool.pages, self.pool.slots, self.pool.records):

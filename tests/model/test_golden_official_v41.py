@@ -132,10 +132,10 @@ class Blocks:
                 )
                 state = run.runner.states[layer]
                 with watching() as seen:
+                    streams = streams.to(device, network.boundary)
                     after, _ = block.forward(
-                        streams.to(device, network.boundary),
+                        block.recall(streams, recalled[layer], segment),
                         pre.to(device),
-                        recalled[layer],
                         segment,
                         where,
                         state,

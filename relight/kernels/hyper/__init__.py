@@ -79,6 +79,13 @@ def collapse(streams: Tensor, pre: Tensor, boundary: torch.dtype) -> Tensor:
     return reference.collapse(streams, pre, boundary)
 
 
+def mean(streams: Tensor, boundary: torch.dtype) -> Tensor:
+    """The mean of the streams: [n, hc, D] -> [n, D] in `boundary`, float32 inside."""
+    expect(streams, "streams", (None, None, None), FLOATS)
+    expect_boundary(boundary)
+    return reference.mean(streams, boundary)
+
+
 def expand(
     out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, boundary: torch.dtype
 ) -> Tensor:

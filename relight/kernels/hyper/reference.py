@@ -73,6 +73,10 @@ def collapse(streams: Tensor, pre: Tensor, boundary: torch.dtype) -> Tensor:
     return tree_sum(streams.float() * pre.unsqueeze(-1), 1).to(boundary)
 
 
+def mean(streams: Tensor, boundary: torch.dtype) -> Tensor:
+    return (tree_sum(streams.float(), 1) / streams.shape[1]).to(boundary)
+
+
 def expand(
     out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, boundary: torch.dtype
 ) -> Tensor:

@@ -77,6 +77,7 @@ def test_collapse_and_expand_are_their_formulas(device: str) -> None:
     pre, post, comb = (torch.rand(9, *shape).to(device) for shape in ((HC,), (HC,), (HC, HC)))
     found = hyper.collapse(streams, pre, F32)
     assert torch.allclose(found, torch.einsum("nk,nkd->nd", pre, streams), atol=1e-5)
+    assert torch.allclose(hyper.mean(streams, F32), streams.mean(1), atol=1e-6)
     found = hyper.expand(out, streams, post, comb, F32)
     exact = torch.einsum("nk,nd->nkd", post, out) + torch.einsum("njk,njd->nkd", comb, streams)
     assert torch.allclose(found, exact, atol=1e-5)

@@ -1,0 +1,275 @@
+"""DSpark over cached state: keeps what the backbone's layers passed at the taps, and proposes a
+block of tokens at once. Knows no acceptance, no sampling rule and no request.
+
+A stage keeps one window row a position, made of the taps of committed tokens alone, in a ring like
+the backbone's. Rows of a proposal are made, read and forgotten.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Numerics
+from relight.base.specs import LayerSpec, ModelConfig
+from relight.cache.layout import window_ring_rows
+from relight.kernels import hyper, store
+from relight.kernels.attend import attend
+from relight.kernels.codec import DenseWeight
+from relight.kernels.linear import grouped, linear
+from relight.kernels.norm import rms_norm
+from relight.kernels.rows import Rows
+from relight.model.addresses import NO_KEY, pad_keys, ring_addresses
+from relight.model.attention import Attention
+from relight.model.inputs import Segment
+from relight.model.moe import Moe
+from relight.model.weights import HyperWeights
+from relight.model.weights_draft import DraftWeights, StageWeights
+
+Pick = Callable[[Tensor, int], Tensor]
+"""The tokens [n] of logits [n, V] for the i-th place behind the anchors."""
+
+
+def greedy(logits: Tensor, _place: int) -> Tensor:
+    return logits.argmax(dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """For the k places behind the anchors. `confidence` is a logit: of acceptance, if all before
+    are accepted. Logits are float32, before and after the Markov head."""
+
+    tokens: Tensor  # [n, k]
+    base_logits: Tensor  # [n, k, V]
+    logits: Tensor  # [n, k, V]
+    confidence: Tensor  # [n, k]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A scratch of window + k rows for each of n sequences, and what is listed of it."""
+
+    rings: Tensor  # [n * window] ring rows that go into the scratch
+    kept: Tensor  # [n * window] their places in it
+    own: Tensor  # [n * k] places of the block's own rows
+    keys: Tensor  # [n * k, keys] what each row of a block attends to
+
+
+class Draft:
+    """The draft of one model. `embed` and `head` are the backbone's."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DraftWeights,
+        embed: Tensor,
+        head: DenseWeight,
+        numerics: Numerics,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.embed = embed
+        self.head = head
+        self.numerics = numerics
+        self.boundary = getattr(torch, numerics.boundary)
+        inner = replace(
+            config,
+            num_experts=config.draft_experts,
+            experts_per_token=config.draft_experts_per_token,
+        )
+        self.stages = tuple(
+            Stage(inner, number, stage, numerics, self.boundary)
+            for number, stage in enumerate(weights.stages)
+        )
+
+    @torch.inference_mode()
+    def keep(self, taps: Tensor, segment: Segment, rings: Sequence[Rows]) -> None:
+        """Stores the rows of a segment whose tokens are committed; taps [rows, taps * D]."""
+        w, quantised = self.weights, self.numerics.quantised
+        main = linear(taps, w.main_proj, segment.family, quantised, self.boundary)
+        main = rms_norm(main, w.main_norm, self.config.rms_norm_eps, self.boundary)
+        where = ring_addresses(segment, window_ring_rows(self.config), 0)
+        for stage, ring in zip(self.stages, rings, strict=True):
+            rows = stage.row(main, segment)
+            store.put(ring, where.places, rows[where.kept])
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        anchors: Tensor,
+        rings: Sequence[Rows],
+        pick: Pick = greedy,
+    ) -> Proposal:
+        """slots [n], positions [n] of the last kept rows, anchors [n]: the tokens behind them."""
+        draft, count = self.config.draft, slots.shape[0]
+        ids = anchors.new_full((count, draft.block_size), draft.noise_token_id)
+        ids[:, 0] = anchors
+        segment = block_segment(ids, slots, positions + 1)
+        seen = self.seen(slots, positions)
+        streams = self.embed[segment.token_ids].to(self.boundary)
+        streams = streams.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+        pre = torch.zeros(streams.shape[:2], device=streams.device)
+        pre[:, 0] = 1.0  # V4.1 starts each block afresh
+        for stage, ring in zip(self.stages, rings, strict=True):
+            streams, pre = stage.advance(streams, pre, segment, ring, seen)
+        return self._head(streams, pre, segment, anchors, pick)
+
+    def seen(self, slots: Tensor, positions: Tensor) -> "Seen":
+        """What the rows of each block see: the window that ends at the last kept position, then the
+        block itself. Window rows come in the order of position mod window, as in official code,
+        whose sums run over 64 keys of such a list."""
+        ring, window, block = (
+            window_ring_rows(self.config),
+            self.config.window,
+            self.config.draft.block_size,
+        )
+        place = torch.arange(window, device=slots.device)
+        last = positions.unsqueeze(1)
+        kept = last - (last - place) % window  # negative before the sequence's start
+        rings = slots.unsqueeze(1) * ring + kept.clamp(min=0) % ring
+        listed = torch.arange(window + block, device=slots.device)
+        count = (last + 1).clamp(max=window)
+        own = torch.where(listed < count + block, window + listed - count, NO_KEY)
+        keys = torch.where(listed < count, listed, own)
+        base = torch.arange(len(slots), device=slots.device).unsqueeze(1) * (window + block)
+        keys = torch.where(keys < 0, NO_KEY, base + keys)
+        return Seen(
+            rings.flatten(),
+            (base + place).flatten(),
+            (base + window + torch.arange(block, device=slots.device)).flatten(),
+            pad_keys(keys).repeat_interleave(block, 0),
+        )
+
+    def _head(
+        self, streams: Tensor, pre: Tensor, segment: Segment, anchors: Tensor, pick: Pick
+    ) -> Proposal:
+        """Place i is of the token behind the i-th row's; each follows from the one before it."""
+        w, c, family = self.weights, self.config, segment.family
+        if w.hyper_head is not None:
+            parts = (w.hyper_head.fn, w.hyper_head.base, w.hyper_head.scale)
+            pre = hyper.head(streams, *parts, eps=c.hc_eps, norm_eps=c.rms_norm_eps, family=family)
+        x = hyper.collapse(streams, pre, self.boundary)
+        normed = rms_norm(x, w.norm, c.rms_norm_eps, self.boundary)
+        shape = (anchors.shape[0], c.draft.block_size, -1)
+        base = linear(normed, self.head, family, False, torch.float32).view(shape)
+        x = x.view(shape)
+        tokens, logits, confidence = [anchors], [], []
+        for place in range(c.draft.block_size):
+            before = w.markov_embed.data[tokens[-1]]
+            bias = linear(before, w.markov_head, family, False, torch.float32)
+            hint = torch.cat([x[:, place].float(), before.float()], dim=1)
+            confidence.append(linear(hint, w.confidence, family, False, torch.float32))
+            logits.append(base[:, place] + bias)
+            tokens.append(pick(logits[-1], place))
+        return Proposal(
+            torch.stack(tokens[1:], 1), base, torch.stack(logits, 1), torch.cat(confidence, 1)
+        )
+
+
+class Stage(Attention):
+    """One block of the draft: sliding attention in which the rows of a block see each other."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        number: int,
+        weights: StageWeights,
+        numerics: Numerics,
+        boundary: torch.dtype,
+    ) -> None:
+        layer = LayerSpec(number, "sliding", 0, "bias")
+        super().__init__(config, layer, weights.attention, numerics, boundary)
+        self.stage = weights
+        self.moe = Moe(config, weights.ffn, numerics, boundary)
+
+    def row(self, x: Tensor, segment: Segment) -> Tensor:
+        """The window rows [rows, K] of x [rows, D], not rounded."""
+        kv = self._linear(x, self.weights.wkv, segment)
+        kv = rms_norm(kv, self.weights.kv_norm, self.config.rms_norm_eps, self.boundary)
+        return self._rotate(kv, segment.positions)
+
+    def advance(
+        self, streams: Tensor, pre: Tensor, segment: Segment, ring: Rows, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """streams [rows, hc, D] and, for V4.1, how to read them -> both for the next stage."""
+        w, deferred = self.stage, self.config.generation == "v4.1"
+        mix = self._mix(streams, w.hyper_attention, segment)
+        x = self._read(streams, pre if deferred else mix.pre, w.attention_norm)
+        out = self._attend(x, segment, ring, seen)
+        streams = hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+        pre = mix.pre
+        mix = self._mix(streams, w.hyper_ffn, segment)
+        x = self._read(streams, pre if deferred else mix.pre, w.ffn_norm)
+        out = self.moe.forward(x, segment)
+        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary), mix.pre
+
+    def _attend(self, x: Tensor, segment: Segment, ring: Rows, seen: Seen) -> Tensor:
+        """To kept rows and all rows of the own block. V4 norms queries head by head."""
+        w, c = self.weights, self.config
+        low_rank = rms_norm(
+            self._linear(x, w.wq_a, segment), w.q_norm, c.rms_norm_eps, self.boundary
+        )
+        q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
+        if c.generation == "v4":
+            q = rms_norm(q, None, c.rms_norm_eps, self.boundary)
+        scratch = Rows.empty(ring.format, seen.kept.shape[0] + seen.own.shape[0], x.device)
+        store.copy(ring, seen.rings, scratch, seen.kept)
+        store.put(scratch, seen.own, self.row(x, segment))
+        out = attend(
+            self._rotate(q, segment.positions),
+            scratch,
+            seen.keys,
+            None,
+            None,
+            w.sink,
+            c.head_dim**-0.5,
+            segment.family,
+            self.boundary,
+        )
+        out = self._rotate(out, segment.positions, inverse=True)
+        out = out.reshape(out.shape[0], c.o_groups, -1)
+        out = grouped(out, w.wo_a, segment.family, self.boundary)
+        return self._linear(out.flatten(1), w.wo_b, segment)
+
+    def _mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
+        c = self.config
+        return hyper.mix(
+            streams,
+            weights.fn,
+            weights.base,
+            weights.scale,
+            iterations=c.hc_iters,
+            eps=c.hc_eps,
+            norm_eps=c.rms_norm_eps,
+            family=segment.family,
+        )
+
+    def _read(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
+        x = hyper.collapse(streams, pre, self.boundary)
+        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+
+
+def block_segment(ids: Tensor, slots: Tensor, starts: Tensor) -> Segment:
+    """A block of ids [n, k] for each of n sequences, from positions starts [n] on."""
+    count, size = ids.shape
+    sequence = torch.arange(count, device=ids.device).repeat_interleave(size)
+    first = torch.arange(count, device=ids.device) * size
+    offsets = torch.arange(size, device=ids.device).repeat(count)
+    return Segment(
+        family="step",
+        token_ids=ids.flatten(),
+        positions=starts[sequence] + offsets,
+        sequence=sequence,
+        slots=slots,
+        starts=starts,
+        counts=(size,) * count,
+        first_rows=first,
+        page_table=ids.new_zeros((count, 0)),
+        max_length=0,  # nothing is read from pages
+        closing_rows={},
+        kept_rows={},
+        sample_rows=first,
+    )
