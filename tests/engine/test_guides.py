@@ -178,9 +178,13 @@ class Slow(Executor):
 
 class Guided:
     def __init__(
-        self, make_engine: type[SimulatedEngine], executor: Executor | None, **limits: Any
-    ):
-        self.engine = make_engine(executor=executor, max_context=CONTEXT, **limits)
+        self,
+        make_engine: type[SimulatedEngine],
+        executor: Executor | None,
+        context: int = CONTEXT,
+        **limits: Any,
+    ) -> None:
+        self.engine = make_engine(executor=executor, max_context=context, **limits)
         self.engine.runner = SamplingRunner(self.engine)
 
     def add(self, request: Request) -> None:
