@@ -29,6 +29,7 @@ from relight.engine.loop import Loop
 from relight.engine.memory import (
     check_weights_fit,
     check_weights_fit_in_ram,
+    model_notes,
     scratch_bytes,
     setting_notes,
     state_rows,
@@ -126,7 +127,11 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
             ("counts for penalties", runner.sampler.counts.nbytes),
             (f"added by a first step of {rows:,} rows", scratch),
         ),
-        notes=(*notes, *setting_notes(settings, spec, fitted)),
+        notes=(
+            *notes,
+            *model_notes(config, settings),
+            *setting_notes(settings, spec, fitted),
+        ),
     )
     steps = Overlapped(runner) if settings.overlap == "on" else InTurn(runner)
     guides = Guides(
@@ -187,6 +192,9 @@ def identity(folder: Path, numerics: Numerics, device: torch.device) -> str:
     all bytes would take minutes, and a checkpoint that was edited in place keeps neither.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
+    tokenizer = folder / "tokenizer.json"  # classes of n-grams are made of it
+    if tokenizer.is_file():
+        digest.update(tokenizer.read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             head = file.read(8)

@@ -115,6 +115,18 @@ def weight_notes(
     )
 
 
+def model_notes(config: ModelConfig, settings: Settings) -> Iterator[str]:
+    """What of the settings does not fit the model."""
+    if (config.generation == "v4.1") != (settings.encoding == "v4.1"):
+        kind = config.generation.upper()
+        yield (
+            f"the model is a {kind} and encoding is {settings.encoding}: it was trained on prompts "
+            f"of another layout, so chats will be worse (set encoding to {config.generation})"
+        )
+    if config.engram is None and settings.engram != "device":
+        yield f"engram {settings.engram} has no effect: the model has no n-gram tables"
+
+
 def setting_notes(settings: Settings, spec: Layout, fitted: Capacity) -> Iterator[str]:
     """What of the settings has no effect."""
     used = fitted.num_pages * spec.page.bytes

@@ -18,6 +18,7 @@ from relight.engine.capacity import Capacity, capacity
 from relight.engine.memory import (
     check_weights_fit,
     check_weights_fit_in_ram,
+    model_notes,
     setting_notes,
     state_rows,
     weight_notes,
@@ -202,3 +203,18 @@ def test_n_gram_tables_in_ram_are_counted_there() -> None:
     with pytest.raises(CannotFit, match="experts and n-gram tables"):
         check_weights_fit_in_ram(V41_FLASH, experts, "host")
     assert check_weights_fit_in_ram(V41_FLASH, experts, "mmap") == experts
+
+
+def test_a_layout_of_prompts_that_does_not_fit_the_model_is_noted() -> None:
+    def notes(config: ModelConfig, **changes: object) -> list[str]:
+        return list(model_notes(config, Settings(model="", **changes)))  # type: ignore[arg-type]
+
+    assert not notes(V4_FLASH)
+    assert not notes(V4_FLASH, encoding="v4-first")
+    assert not notes(V41_FLASH, encoding="v4.1", engram="mmap")
+    (note,) = notes(V41_FLASH)
+    assert "set encoding to v4.1" in note
+    (note,) = notes(V4_FLASH, encoding="v4.1")
+    assert "set encoding to v4" in note
+    (note,) = notes(V4_FLASH, engram="host")
+    assert "no n-gram tables" in note
