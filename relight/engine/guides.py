@@ -15,7 +15,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from relight.base.errors import RelightError
+from relight.base.errors import BadRequest, RelightError
 from relight.base.types import Constraint, Request
 from relight.engine.plan import Mask
 from relight.text.grammar import Grammar, Vocabulary, either
@@ -183,3 +183,5 @@ class Guide:
         """Where the text is whole, each token that may end it may come."""
         mask = self._matcher.mask()
         self._mask = either(mask, self._ends) if self._matcher.is_whole else mask
+        if not self._mask.strip(b"\0"):
+            raise BadRequest("the grammar cannot go on: it leaves no token")
