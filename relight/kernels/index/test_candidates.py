@@ -98,3 +98,29 @@ def test_blocks_equal_the_official_masks(device: str, vectors, family) -> None:
         found = [[b for b in row if b >= 0] for row in blocks.tolist()]
         # The official scores are bf16, ours are not: one row has a tie there.
         assert sum(a != b for a, b in zip(found, wanted, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_bind_at_the_published_sizes(device: str, family) -> None:
+    """2,048 blocks of 8 leave something out beyond 16,384 entries."""
+    entries = 20_000
+    keys = keys_of(torch.randn(entries, 128).to(device), packed=True)
+    visible = torch.tensor([16_384, 16_385, 20_000], device=device)
+    q, weights = torch.randn(3, 32, 128).to(device), torch.randn(3, 32).to(device)
+    places = torch.arange(entries, device=device).unsqueeze(0)
+    asked = (q, weights, keys, places, [3], visible)
+    scores = index.scores(*asked, family).cpu()
+    _, blocks = index.select_and_publish(*asked, 512, 8, 2048, family)
+    inside = index.select_within(*asked, blocks, 512, 8, family).cpu()
+    for row, seen in enumerate(visible.tolist()):
+        worth = torch.nn.functional.pad(scores[row, :seen], (0, -seen % 8), value=-torch.inf)
+        worth = worth.view(-1, 8).amax(1)
+        worth[(seen - 1) // 8] = torch.inf
+        best = worth.sort(descending=True, stable=True).indices[:2048].sort().values
+        assert torch.equal(blocks[row].cpu(), best)
+        allowed = torch.zeros(-(-seen // 8), dtype=torch.bool).index_fill(0, best, True)
+        own = scores[row, :seen].masked_fill(~allowed.repeat_interleave(8)[:seen], -torch.inf)
+        chosen = own.sort(descending=True, stable=True).indices[:512].sort().values
+        assert torch.equal(inside[row], chosen)
+    assert (blocks[0].cpu() == torch.arange(2048)).all(), "all of them, as nothing is left out"
+    assert blocks[2].max() == 2499
