@@ -62,14 +62,15 @@ def _of_vllm(call: FormFields) -> list[Format | None]:
         if getattr(outputs, name) is not None:
             param = f"structured_outputs.{name}"
             raise Unsupported(f"{param} is not built; leave it out", param=param)
-    for name in ("disable_any_whitespace", "disable_additional_properties"):
-        if getattr(outputs, name):
-            param = f"structured_outputs.{name}"
-            raise Unsupported(f"{param} is not built; say it in the schema", param=param)
     place = "structured_outputs."
+    if outputs.disable_additional_properties:
+        param = f"{place}disable_additional_properties"
+        raise Unsupported(f"{param} is not built; say it in the schema", param=param)
+    compact = bool(outputs.disable_any_whitespace)
+    any_object = Format(kind="json_object", param=f"{place}json_object", compact=compact)
     return [
-        Format(kind="json_object", param=f"{place}json_object") if outputs.json_object else None,
-        _schema(outputs.json, f"{place}json"),
+        any_object if outputs.json_object else None,
+        _schema(outputs.json, f"{place}json", compact=compact),
         _text("regex", outputs.regex, f"{place}regex"),
         _choice(outputs.choice, f"{place}choice"),
         _text("grammar", outputs.grammar, f"{place}grammar"),
@@ -88,7 +89,7 @@ def _of_sglang(call: FormFields) -> list[Format | None]:
     ]
 
 
-def _schema(value: Any, param: str, *, exact: bool = True) -> Format | None:
+def _schema(value: Any, param: str, *, exact: bool = True, compact: bool = False) -> Format | None:
     """A schema, or its JSON text."""
     if value is None:
         return None
@@ -100,7 +101,7 @@ def _schema(value: Any, param: str, *, exact: bool = True) -> Format | None:
                 f"{param} is text that is not JSON: {error}; send a schema", param=param
             ) from error
     check_depth(value, param)
-    return Format(kind="json_schema", value=value, param=param, exact=exact)
+    return Format(kind="json_schema", value=value, param=param, exact=exact, compact=compact)
 
 
 def _text(kind: Any, value: str | None, param: str) -> Format | None:

@@ -58,7 +58,7 @@ class ResponseFormatBody(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The forms of vLLM, one of the first five. Whitespace cannot be chosen."""
+    """The forms of vLLM, one of the first five."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None

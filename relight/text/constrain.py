@@ -16,7 +16,7 @@ from relight.base.errors import BadRequest, Unsupported
 from relight.base.types import Constraint
 from relight.text.calls import Markup, opened_block, whole_block, write_calls
 from relight.text.conversation import Conversation, Start, Tool
-from relight.text.lark import ANY_STYLE, Grammar, any_of, json_value, literal
+from relight.text.lark import ANY_STYLE, COMPACT_STYLE, Grammar, any_of, json_value, literal
 from relight.text.tokenizer import SpecialTokens
 
 PLAIN_NAMES = 200_000
@@ -28,12 +28,13 @@ FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 class Format(msgspec.Struct, frozen=True, kw_only=True):
     """The form of an answer's text. `value` is a schema, an expression, a list of texts, or a
     grammar in Lark or GBNF. `param` is the field that asks for it. Unless `exact`, a schema is
-    followed as far as it can be."""
+    followed as far as it can be. `compact`: JSON has no blanks between its parts."""
 
     kind: FormatKind
     value: Any = None
     param: str = "response_format"
     exact: bool = True
+    compact: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,15 +162,16 @@ def _text(wanted: Wanted, markup: Markup, close: list[bool]) -> str:
 
 def _write_answer(grammar: Grammar, format: Format) -> None:
     value = format.value
+    style = COMPACT_STYLE if format.compact else ANY_STYLE
     match format.kind:
         case "json_object":
-            body = json_value({"type": "object"}, ANY_STYLE)
+            body = json_value({"type": "object"}, style)
         case "json_schema":
             if not isinstance(value, dict | bool):
                 raise BadRequest(
                     f"{format.param} must be a JSON schema, which is an object", param=format.param
                 )
-            body = json_value(value, ANY_STYLE, lenient=not format.exact)
+            body = json_value(value, style, lenient=not format.exact)
         case "regex":
             digits = "d"  # `\d` is a digit of ASCII
             body = grammar.rule("ANSWER", f"/{regex_to_lark(value, digits)}/")

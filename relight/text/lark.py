@@ -11,6 +11,9 @@ PYTHON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexi
 ANY_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
 """JSON with what people indent it by. Bounded, since a model may go on with blanks for ever."""
 
+COMPACT_STYLE = {"whitespace_flexible": False}
+"""JSON without a blank between its parts."""
+
 
 def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

@@ -58,7 +58,12 @@ def takes(constraint: Constraint | None, text: str) -> bool:
         ({"structured_outputs": {"regex": "a+"}}, "aa", "b"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "noo"),
         ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, "b", "c"),
-        ({"structured_outputs": {"json_object": True}}, "{}", "1"),
+        ({"structured_outputs": {"json_object": True}}, '{"a" : 1}', "1"),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            '{"a":1}',
+            '{"a": 1}',
+        ),
         ({"guided_json": SCHEMA}, '{"a": 1}', "{}"),
         ({"guided_regex": "a+"}, "aa", "b"),
         ({"guided_choice": ["yes", "no"]}, "yes", "y"),
