@@ -52,7 +52,7 @@ NOTES = {
     "ebnf": "the same as `guided_grammar`",
     "prompt": "text in which markers may be spelt, ids, or a list of several of either",
     "suffix": "the answer is what stands between `prompt` and this",
-    "echo": "the prompt stands in front of the answer; not with `logprobs`",
+    "echo": "the prompt stands in front of the answer; with `logprobs` its tokens are scored",
     "add_special_tokens": "changes nothing: this model's tokenizer adds none",
     "return_token_strs": "the text of each token, too",
     "tokens": "ids",

@@ -39,8 +39,8 @@ async def completions(server: Server, exchange: Exchange) -> None:
         model = server.model_name(call.model)
         include_usage = ask.check_stream_options(call)
         prompts = _prompts(call.prompt)
-        _check_echo(call)
         options = ask.options(call)
+        _check_echo(call, options)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(len(prompts) * options.n) as session:
         head = wire.Head(int(server.wall_clock()), model, include_usage)
@@ -59,12 +59,15 @@ async def _answer(
 ) -> None:
     with server.counted():
         suffix = call.suffix or ""
-        asked = [await session.complete(prompt, options, suffix) for prompt in prompts]
+        scored = bool(call.echo) and options.logprobs is not None
+        asked = [
+            await session.complete(prompt, options, suffix, scored=scored) for prompt in prompts
+        ]
         head = head.named("cmpl", asked[0])
         choices = [choice for job in asked for choice in session.choices(job)]
         jobs = server.on_terms(exchange, choices)
     echoes = [""] * len(jobs)
-    if call.echo:
+    if call.echo and not scored:
         echoes = [_text(session, prompt) for prompt in prompts for _ in range(options.n)]
     async with server.queued(session, jobs):
         if call.stream:
@@ -72,10 +75,9 @@ async def _answer(
             await exchange.stream(events, server.options.keep_alive_s)
             return
         answers = await collect_all(session, jobs)
-        told = options.logprobs is not None
         answered = [
-            _whole(index, answer, echo, told)
-            for index, (answer, echo) in enumerate(zip(answers, echoes, strict=True))
+            _whole(session, index, job, answer, echo)
+            for index, (job, answer, echo) in enumerate(zip(jobs, answers, echoes, strict=True))
         ]
         usages = [answer.finish.usage for answer in answers if answer.finish]
         usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
@@ -90,6 +92,7 @@ async def _events(
         if echo:
             yield head.text_chunk([TextChoice(index, echo)])
     scores: list[list[Scored]] = [[] for _ in jobs]  # sent with the text that comes next
+    firsts = [_first(session, job) for job in jobs]
     async with aclosing(together(session, jobs)) as pieces:
         async for index, piece in pieces:
             if isinstance(piece, Scored):
@@ -104,9 +107,10 @@ async def _events(
                 )
             else:
                 continue
-            if scores[index]:
-                choice.logprobs = wire.text_logprobs(scores[index])
+            if scores[index] or firsts[index] is not None:
+                choice.logprobs = wire.text_logprobs(scores[index], firsts[index])
                 scores[index].clear()
+                firsts[index] = None
             yield head.text_chunk([choice])
     if head.include_usage:
         yield head.text_chunk([], wire.total_usage(usages))
@@ -133,26 +137,46 @@ def _prompts(prompt: str | Sequence[int | str | list[int]]) -> list[RawPrompt]:
     return [*texts, *lists]
 
 
-def _check_echo(call: CompletionCall) -> None:
-    """Log probabilities of an echoed prompt would have to be told with it."""
-    if call.echo and call.logprobs is not None and call.logprobs is not False:
-        raise Unsupported(
-            "echo with logprobs is not supported here: log probabilities are told of the answer "
-            "only; send one of the two",
-            param="echo",
-        )
+def _check_echo(call: CompletionCall, options: Options) -> None:
+    """To score a prompt its tokens are made again, and nothing else may decide what is made."""
+    if not call.echo or options.logprobs is None:
+        if call.max_tokens == 0:
+            raise BadRequest(
+                "max_tokens is 0, which is for echo with logprobs only; send 1 or more",
+                param="max_tokens",
+            )
+        return
+    others = {
+        "suffix": bool(call.suffix),
+        "frequency_penalty": options.frequency_penalty != 0,
+        "presence_penalty": options.presence_penalty != 0,
+        "repetition_penalty": options.repetition_penalty != 1,
+        "response_format": options.format is not None,
+    }
+    for name, given in others.items():
+        if given:
+            raise Unsupported(
+                f"{name} is not supported beside echo with logprobs; leave one of them out",
+                param=name,
+            )
+
+
+def _first(session: Session, job: Job) -> bytes | None:
+    """The first token of a prompt that is scored."""
+    return session.tokenizer.token_bytes(job.request.prompt[0]) if job.num_forced else None
 
 
 def _text(session: Session, prompt: RawPrompt) -> str:
     return prompt if isinstance(prompt, str) else session.tokenizer.decode(prompt)
 
 
-def _whole(index: int, answer: Answer, echo: str, told: bool) -> TextChoice:
+def _whole(session: Session, index: int, job: Job, answer: Answer, echo: str) -> TextChoice:
     assert answer.finish is not None, "a whole answer has a finish"
+    told = job.options.logprobs is not None
     return TextChoice(
         index,
         echo + answer.content,
-        logprobs=wire.text_logprobs(answer.scores) if told else None,
+        logprobs=wire.text_logprobs(answer.scores, _first(session, job)) if told else None,
         finish_reason=answer.finish.reason,
         stop_reason=answer.finish.stopped_by,
     )

@@ -42,7 +42,7 @@ def _work(jobs: Iterable[Job]) -> dict[str, Any]:
     first = [job for job in jobs if not job.is_later_choice]
     return {
         "ids": [job.request.id for job in jobs],
-        "prompt_tokens": sum(len(job.request.prompt) for job in first),
+        "prompt_tokens": sum(job.num_prompt for job in first),
         "cached_tokens": sum(
             job.times.finish.usage.cached_tokens for job in first if job.times.finish
         ),

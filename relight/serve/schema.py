@@ -34,6 +34,7 @@ from relight.session.request import (
 Stops = StopString | Annotated[list[StopString], MAX_STOPS]
 StopIds = Annotated[list[TokenId], MAX_STOP_IDS]
 LogitBias = Annotated[dict[TokenId, Bias], MAX_BIASES]
+MaxTokensOrNone = Annotated[int, msgspec.Meta(ge=0)]
 Effort = str | int | float
 
 
@@ -206,9 +207,10 @@ class ChatCall(PromptFields, kw_only=True):
 class CompletionCall(SamplingFields, kw_only=True):
     """Body of `POST /v1/completions`. A list is one prompt of ids, or several prompts. `logprobs`
     false is off. With `suffix` the answer is what stands between the two; `echo` tells the prompt
-    in front of it."""
+    in front of it, with `logprobs` those of its tokens, and then `max_tokens` may be 0."""
 
     prompt: str | list[TokenId | str | list[TokenId]]
+    max_tokens: MaxTokensOrNone | None = None
     suffix: str | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | bool | None = None
@@ -308,11 +310,12 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class TextLogprobs(msgspec.Struct):
-    """One entry for each token. A token that is not UTF-8 is spelt `bytes:\\xf0`."""
+    """One entry for each token. A token that is not UTF-8 is spelt `bytes:\\xf0`. The first token
+    of an echoed prompt has no log probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -196,9 +196,10 @@ def _token_logprob(token: Candidate) -> TokenLogprob:
     return TokenLogprob(text, token.logprob, list(token.bytes))
 
 
-def text_logprobs(scores: Sequence[Scored]) -> TextLogprobs:
-    """The drawn token is among the best ones even where it is not: so OpenAI tells it."""
-    return TextLogprobs(
+def text_logprobs(scores: Sequence[Scored], first: bytes | None = None) -> TextLogprobs:
+    """The drawn token is among the best ones even where it is not: so OpenAI tells it. `first`: the
+    first token of an echoed prompt stands before them."""
+    told = TextLogprobs(
         tokens=[_spelt(scored.token.bytes) for scored in scores],
         token_logprobs=[scored.token.logprob for scored in scores],
         top_logprobs=[
@@ -207,6 +208,12 @@ def text_logprobs(scores: Sequence[Scored]) -> TextLogprobs:
         ],
         text_offset=[scored.offset for scored in scores],
     )
+    if first is not None:
+        told.tokens.insert(0, _spelt(first))
+        told.token_logprobs.insert(0, None)
+        told.top_logprobs.insert(0, None)
+        told.text_offset.insert(0, 0)
+    return told
 
 
 def _spelt(data: bytes) -> str:

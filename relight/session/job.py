@@ -37,6 +37,15 @@ class Job:
     times: Times = field(default_factory=Times, compare=False)
 
     @property
+    def num_forced(self) -> int:
+        """Tokens of the prompt that are made, so that they are scored."""
+        return len(self.request.sampling.forced)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt) + self.num_forced
+
+    @property
     def is_later_choice(self) -> bool:
         return self.request.sampling.choice > 0
 

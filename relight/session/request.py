@@ -186,13 +186,13 @@ def output_limit(
             num_tokens=num_prompt,
             limit=max_context,
         )
-    limit = min(asked or default, max_context - num_prompt)
+    limit = min(default if asked is None else asked, max_context - num_prompt)
     return min(limit, most) if most else limit
 
 
 def check_min_tokens(options: Options, default: int) -> None:
     """Raises `BadRequest` if more tokens are wanted at least than at most."""
-    most = options.max_tokens or default
+    most = default if options.max_tokens is None else options.max_tokens
     if options.min_tokens > most:
         raise BadRequest(
             f"min_tokens is {options.min_tokens}, more than the {most} of max_tokens; lower it or "

@@ -182,10 +182,17 @@ class Session:
         )
 
     async def complete(
-        self, prompt: str | Sequence[int], options: Options, suffix: str = ""
+        self,
+        prompt: str | Sequence[int],
+        options: Options,
+        suffix: str = "",
+        *,
+        scored: bool = False,
     ) -> Job:
         """A prompt without layout: text in which special tokens may be spelt, or ids. With a suffix
-        the answer is what stands between the two. Raises as `chat` does."""
+        the answer is what stands between the two. `scored`: the answer begins with the prompt, all
+        of whose tokens but the first are told with their log probabilities; then the limit may be
+        0. Raises as `chat` does."""
         arrived = self._clock()
         ids = await self.encode_raw(prompt) if isinstance(prompt, str) else prompt
         self.check_ids(ids, "prompt")
@@ -194,6 +201,8 @@ class Session:
         if not ids:
             raise BadRequest("prompt is empty; send at least one token", param="prompt")
         request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")
+        if scored:
+            request = _scoring(request)
         request = await self._constrained(request, Wanted(start="raw", format=options.format))
         return Job(request, options, "raw", arrived)
 
@@ -233,6 +242,9 @@ class Session:
         last = TokenDelta(id=job.request.id)
         try:
             async with aclosing(self._deltas(job)) as deltas:
+                if job.num_forced:
+                    for piece in pipeline.feed(job.request.prompt):
+                        yield piece
                 async for delta in deltas:
                     last = delta
                     if first_s is None:
@@ -334,7 +346,9 @@ class Session:
     def _pipeline(self, job: Job) -> Pipeline:
         stops = StopStrings(job.options.stop, job.options.include_stop)
         if job.start == "raw":
-            return RawPipeline(self.tokenizer, stops, job.options.min_tokens)
+            # A stop string in the prompt ends nothing, and its first token is read with the others.
+            prompt = job.num_prompt + 1 if job.num_forced else 0
+            return RawPipeline(self.tokenizer, stops, max(prompt, job.options.min_tokens))
         return ChatPipeline(
             self.tokenizer,
             job.start,
@@ -348,8 +362,8 @@ class Session:
 
     def _finish(self, job: Job, pipeline: Pipeline, last: TokenDelta, produced: int) -> Finish:
         usage = Usage(
-            prompt_tokens=len(job.request.prompt),
-            completion_tokens=produced,
+            prompt_tokens=job.num_prompt,
+            completion_tokens=max(0, produced - job.num_forced),
             cached_tokens=last.num_cached,
             reasoning_tokens=pipeline.reasoning_tokens,
         )
@@ -360,3 +374,23 @@ class Session:
         token = stop_token(job, last)
         asked = token if token in job.options.stop_token_ids else None
         return Finish("tool_calls" if pipeline.called else "stop", usage, asked)
+
+
+def _scoring(request: Request) -> Request:
+    """A request that makes its prompt from the first token on. Raises `BadRequest` if it would make
+    nothing."""
+    first, forced = request.prompt[:1], request.prompt[1:]
+    asked = request.sampling
+    if not forced and not asked.max_tokens:
+        raise BadRequest(
+            "prompt is one token, which has no log probability, and max_tokens is 0; send more of "
+            "one of them",
+            param="max_tokens",
+        )
+    sampling = msgspec.structs.replace(
+        asked,
+        forced=forced,
+        max_tokens=len(forced) + asked.max_tokens,
+        min_tokens=len(forced) + asked.min_tokens if asked.min_tokens else 0,
+    )
+    return msgspec.structs.replace(request, prompt=first, sampling=sampling)

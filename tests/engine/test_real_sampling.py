@@ -71,3 +71,18 @@ def test_a_damaged_weight_ends_the_requests_that_need_it_and_no_others(
     assert engine.answers[ids[1]].tokens == []
     assert engine.answers[ids[1]].finish == "error"
     engine.check_all_given_back()
+
+
+def test_what_was_drawn_has_the_same_logits_when_it_is_made_again_by_force(
+    checkpoint: Path, device: str
+) -> None:
+    engine = RealEngine(checkpoint, device)
+    prompt = words("scored", 140)
+    drawn = engine.ask(prompt, max_tokens=12, seed=5, salt="drawn")
+    again = engine.ask(
+        prompt, max_tokens=14, seed=9, salt="again", forced=tuple(drawn.tokens), logprobs=2
+    )
+    assert again.tokens[:12] == drawn.tokens
+    assert len(again.tokens) == 14
+    for one, other in zip(drawn.logits, again.logits, strict=False):
+        assert (one == other).all()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relight.base.types import Request
+from relight.base.types import Logprobs, Request
 from relight.engine.replay import ReplayClient
 from relight.text.tokenizer import SPELLING, Tokenizer
 from tests.serve.fakes import EOS, FOLDER, TOKENIZER, answering, echo, events, rig, tokens
@@ -154,10 +154,86 @@ def test_a_suffix_without_the_markers_for_it_is_refused_and_an_empty_one_asks_fo
     assert answering("x" + EOS).complete("a", suffix="").status_code == 200
 
 
-def test_an_echo_with_log_probabilities_is_refused() -> None:
-    error = answering("x").complete("a", echo=True, logprobs=0).json()["error"]
-    assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
-    assert answering("x" + EOS).complete("a", echo=True, logprobs=False).status_code == 200
+def scoring(**how: Any) -> Any:
+    """A rig whose engine makes what it is told to, and then an answer."""
+
+    def answer(request: Request) -> list[int]:
+        return [*request.sampling.forced, *tokens(how.get("text", "zé" + EOS))]
+
+    def score(token: int) -> Logprobs:
+        return Logprobs(-token / 8, ((token, -token / 8), (70, -9.0)))
+
+    return rig(ReplayClient(answer, score=score, per_delta=how.get("per_delta", 1)))
+
+
+@pytest.mark.parametrize("per_delta", [1, 2, 50])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a é🙂 b", [70, 71, 72, 73], "🙂"])
+def test_an_echoed_prompt_is_told_with_its_log_probabilities(
+    prompt: Any, stream: bool, per_delta: int
+) -> None:
+    ids = tokens(prompt) if isinstance(prompt, str) else prompt
+    rig_ = scoring(per_delta=per_delta)
+    response = rig_.complete(prompt, echo=True, logprobs=1, stream=stream)
+    [request] = rig_.client.requests
+    assert (*request.prompt, *request.sampling.forced) == tuple(ids)
+    assert request.sampling.max_tokens == len(ids) - 1 + 16
+    if stream:
+        chunks = events(response)[:-1]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        text = "".join(choice["text"] for choice in choices)
+        parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        told = {key: [entry for part in parts for entry in part[key]] for key in parts[0]}
+    else:
+        [choice] = response.json()["choices"]
+        text, told = choice["text"], choice["logprobs"]
+        usage = response.json()["usage"]
+        made = len(tokens("zé" + EOS))
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), made)
+    assert text == TOKENIZER.decode(ids) + "zé"
+    scored = [*ids, *tokens("zé")]
+    assert told["token_logprobs"] == [None, *(-token / 8 for token in scored[1:])]
+    assert told["top_logprobs"][0] is None
+    assert len(told["tokens"]) == len(told["top_logprobs"]) == len(scored)
+    starts = [len(TOKENIZER.decode(scored[:i]).rstrip("�")) for i in range(len(scored))]
+    assert told["text_offset"] == starts
+
+
+def test_a_prompt_can_be_scored_without_an_answer() -> None:
+    rig_ = scoring()
+    [choice] = rig_.complete([70, 71, 72], echo=True, logprobs=0, max_tokens=0).json()["choices"]
+    assert choice["text"] == TOKENIZER.decode([70, 71, 72])
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"]["token_logprobs"] == [None, -71 / 8, -9.0]
+
+
+def test_a_scored_prompt_is_not_searched_for_stop_strings_and_its_answer_is() -> None:
+    rig_ = scoring(text="one STOP two")
+    body = rig_.complete("a STOP b", echo=True, logprobs=0, stop="STOP", max_tokens=50).json()
+    assert body["choices"][0]["text"] == "a STOP bone "
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+def test_at_least_so_many_tokens_are_those_of_the_answer() -> None:
+    rig_ = scoring()
+    rig_.complete([70, 71, 72], echo=True, logprobs=0, min_tokens=4)
+    assert rig_.client.requests[0].sampling.min_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "logprobs": False}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "logprobs": 1, "prompt": [70]}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "presence_penalty": 1}, "presence_penalty"),
+        ({"echo": True, "logprobs": 1, "suffix": "b"}, "suffix"),
+    ],
+)
+def test_what_cannot_be_scored_is_told(fields: dict[str, Any], param: str) -> None:
+    error = scoring().post("/v1/completions", {"prompt": "ab"} | fields).json()["error"]
+    assert error["param"] == param
 
 
 def test_a_suffix_reaches_the_engine_as_a_middle_to_fill(tmp_path: Any) -> None:
