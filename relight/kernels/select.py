@@ -3,6 +3,7 @@
 OPS = (
     "attend",
     "compress",
+    "engram",
     "experts",
     "hyper",
     "index",
