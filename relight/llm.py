@@ -4,7 +4,7 @@ an `LLM` is made."""
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -14,7 +14,7 @@ from relight.base.settings import Settings, load
 from relight.base.types import EngineInfo
 from relight.engine.client import EngineClient, LocalClient
 from relight.session import Answer, Job, Options, Piece, Session, collect, collect_all
-from relight.text.conversation import Conversation, Message, Tool
+from relight.text.conversation import Conversation, Message, Tool, ToolChoice
 
 Prompt = str | Sequence[int]
 
@@ -49,10 +49,12 @@ class LLM:
         tools: Sequence[Tool] = (),
         thinking: bool = True,
         effort: str | None = None,
+        tool_choice: str = "auto",
         **options: Any,
     ) -> Answer:
-        """Answers one conversation. A message may be a mapping with the fields of `Message`."""
-        conversation = _conversation(messages, tools, thinking, effort)
+        """Answers one conversation. A message may be a mapping with the fields of `Message`.
+        `tool_choice` is auto, none, required, or the name of the tool that must be called."""
+        conversation = _conversation(messages, tools, thinking, effort, tool_choice)
         return asyncio.run(self._chat(conversation, _one(options)))
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[Piece, None, None]:
@@ -66,10 +68,11 @@ class LLM:
         tools: Sequence[Tool] = (),
         thinking: bool = True,
         effort: str | None = None,
+        tool_choice: str = "auto",
         **options: Any,
     ) -> Generator[Piece, None, None]:
         """As `chat`, piece by piece. Closing the iterator ends the request."""
-        conversation = _conversation(messages, tools, thinking, effort)
+        conversation = _conversation(messages, tools, thinking, effort, tool_choice)
         return self._pieces(self._session.chat(conversation, _one(options)))
 
     def _pieces(self, asked: Coroutine[Any, Any, Job]) -> Generator[Piece, None, None]:
@@ -134,10 +137,19 @@ def _conversation(
     tools: Sequence[Tool],
     thinking: bool,
     effort: str | None,
+    tool_choice: str,
 ) -> Conversation:
+    named = tool_choice not in get_args(ToolChoice)
+    if named and tool_choice not in [tool.name for tool in tools]:
+        raise BadRequest(
+            f"tool_choice is {tool_choice!r}; wanted auto, none, required or the name of a tool",
+            param="tool_choice",
+        )
     return Conversation(
         messages=tuple(map(_message, messages)),
         tools=tuple(tools),
+        tool_choice="required" if named else cast(ToolChoice, tool_choice),
+        forced_tool=tool_choice if named else None,
         thinking=thinking,
         effort=effort,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from relight.base.errors import BadCheckpoint, BadRequest, BadSetting
 from relight.llm import LLM
-from relight.text.conversation import Message
+from relight.text.conversation import Message, Tool
 from relight.text.parse import Content
 from tests.serve.fakes import FOLDER, TOKENIZER
 
@@ -133,3 +133,15 @@ def test_a_stream_that_is_left_early_leaves_the_model_usable(llm: LLM) -> None:
     next(pieces)
     pieces.close()
     assert llm.generate("x", max_tokens=2)[0].finish
+
+
+def test_an_answer_has_its_form_and_only_tools_that_are_there_can_be_forced(llm: LLM) -> None:
+    hello = [Message("user", "Hi")]
+    form = {"kind": "choice", "value": ["yes", "no"]}
+    calm = {"thinking": False, "seed": 1}
+    assert llm.chat(hello, format=form, **calm).content in ("yes", "no")
+    assert llm.generate("x", format=form, seed=2)[0].content in ("yes", "no")
+    with pytest.raises(BadRequest, match="tool_choice is 'two'"):
+        llm.chat(hello, tools=[Tool("one")], tool_choice="two")
+    with pytest.raises(BadRequest, match="format"):
+        llm.chat(hello, format={"kind": "xml"})
