@@ -110,14 +110,22 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, folder: Path) -> "SamplingDefaults":
-        """Neutral if there is no such file; raises `BadCheckpoint` if it cannot be read."""
+        """Neutral if there is no such file; raises `BadCheckpoint` if it cannot be read. A model
+        that is not to be sampled (`do_sample` false) has temperature 0."""
         path = folder / "generation_config.json"
         if not path.exists():
             return cls()
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            found = msgspec.json.decode(path.read_bytes(), type=_Recommended)
         except (OSError, msgspec.MsgspecError) as error:
             raise BadCheckpoint(f"{path}: {error}; correct or remove the file") from error
+        if found.temperature is None and not found.do_sample:
+            return msgspec.structs.replace(found, temperature=0.0)
+        return found
+
+
+class _Recommended(SamplingDefaults, frozen=True):
+    do_sample: bool = True
 
 
 class _Strict(SamplingDefaults, frozen=True, forbid_unknown_fields=True):
