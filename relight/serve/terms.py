@@ -52,13 +52,14 @@ def _deadline_s(header: Header, timeout_s: float) -> float:
     text = _text(header, name)
     if not text:
         return timeout_s
-    if not text.isdecimal() or not 1 <= int(text[:16]) <= MAX_DEADLINE_MS:
+    digits = text.lstrip("0")[: len(str(MAX_DEADLINE_MS)) + 1]  # int() refuses thousands of them
+    if not text.isdecimal() or not digits or int(digits) > MAX_DEADLINE_MS:
         raise BadRequest(
             f"header {name} is {text[:MAX_NAME]!r}; send a whole number from 1 to "
             f"{MAX_DEADLINE_MS}",
             param=name,
         )
-    deadline_s = int(text) / 1000
+    deadline_s = int(digits) / 1000
     return min(deadline_s, timeout_s) if timeout_s else deadline_s
 
 

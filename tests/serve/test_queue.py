@@ -142,6 +142,8 @@ def test_headers_say_on_what_terms(headers: dict[str, str], terms: tuple[Any, ..
         ("x-relight-deadline-ms", "0"),
         ("x-relight-deadline-ms", "1e3"),
         ("x-relight-deadline-ms", "9" * 30),
+        ("x-relight-deadline-ms", "0" * 20 + "1" + "9" * 5000),
+        ("x-relight-deadline-ms", "000"),
         ("x-relight-client", "x" * 65),
     ],
 )
