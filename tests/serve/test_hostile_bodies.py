@@ -109,6 +109,25 @@ def test_what_nests_deep_anywhere_is_a_400(depth: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("metadata", '"metadata":%s'),
+        ("tools[0].parameters", '"tools":[{"type":"mcp","parameters":%s}]'),
+        ("tools[0].format", '"tools":[{"type":"custom","name":"apply_patch","format":%s}]'),
+        ("text.format.schema", '"text":{"format":{"type":"text","schema":%s}}'),
+    ],
+)
+@pytest.mark.parametrize("depth", [66, *range(950, 1000, 4)])
+def test_what_is_told_back_nests_no_deeper_than_can_be_written(
+    param: str, fields: str, depth: int
+) -> None:
+    value = nested(depth, '{"a":', "}").replace(":}", ":1}")
+    body = f'{{"input":"q",{fields % value}}}' + 40_000 * " "  # so that a thread reads it
+    error = told(answering("x" + EOS).post("/v1/responses", body), 400)["error"]
+    assert error["param"] == param or "nested too deeply" in error["message"]
+
+
+@pytest.mark.parametrize(
     "field",
     [
         *("max_tokens", "seed", "top_k", "n", "min_tokens", "temperature", "top_logprobs"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from relight.base.errors import Unsupported
 from relight.serve.chat_only import chat_only
+from relight.serve.decode import check_depth
 from relight.serve.fields import Refused
 from relight.serve.names import Names
 from relight.serve.responses.items import read_items
@@ -61,6 +62,9 @@ def chat_call(call: ResponsesCall) -> Asked:
             "completions",
             param="include",
         )
+    check_depth(call.metadata, "metadata")
+    if call.text and call.text.format:
+        check_depth(call.text.format.schema, "text.format.schema")
     placed = []
     if call.instructions:
         instructions = ChatMessage(role="system", content=call.instructions)

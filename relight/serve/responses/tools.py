@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from relight.base.errors import BadRequest, Unsupported
-from relight.serve.decode import shown
+from relight.serve.decode import check_depth, shown
 from relight.serve.responses.schema import ItemTool, ItemToolChoice
 from relight.serve.schema import Function, FunctionName, FunctionTool, NamedToolChoice
 
@@ -78,6 +78,9 @@ def read_tools(tools: Sequence[ItemTool]) -> Tools:
     """Raises `BadRequest` and `Unsupported` by the place of the tool."""
     found = Tools()
     for place, tool, namespace in _flat(tools, "tools", None):
+        # All of a tool is told back in the answer, also what is not read.
+        check_depth(tool.parameters, f"{place}.parameters")
+        check_depth(tool.format, f"{place}.format")
         if tool.type in DROPPED:
             found.dropped.append(tool.type)
             continue
