@@ -31,7 +31,7 @@ from relight.engine.plan import PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
 from relight.lab.synth import synth
 from relight.model.attention import addresses
-from relight.model.transformer import Transformer
+from relight.model.transformer import Block, Transformer
 from relight.model.weights import load_weights
 
 SMALL_VOCABULARY = 1024  # embedding and head are not timed
@@ -98,7 +98,9 @@ class Ours:
         with torch.inference_mode():
             streams = runner.model.embed(segment.token_ids)
             where = addresses(runner.model.config, segment)
-            return runner.model.blocks[0].forward(streams, segment, where, runner.states[0])
+            block = runner.model.blocks[0]
+            assert isinstance(block, Block)
+            return block.forward(streams, segment, where, runner.states[0])
 
 
 class Peer:
