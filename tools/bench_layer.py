@@ -100,6 +100,7 @@ class Ours:
             where = addresses(runner.model.config, segment)
             block = runner.model.blocks[0]
             assert isinstance(block, Block)
+            assert isinstance(streams, Tensor)
             return block.forward(streams, segment, where, runner.states[0])
 
 
