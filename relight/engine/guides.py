@@ -106,6 +106,8 @@ class Guide:
         self._constraint: Constraint = request.constraint
         self._stops = request.sampling.stop_token_ids
         self._state = State.BEFORE
+        self._num_forced = len(request.sampling.forced)
+        self._num_known = 0
         self._last_byte = b""
         guides.work(self, self._begin)
 
@@ -128,10 +130,14 @@ class Guide:
 
     def may_draw(self, num_unknown: int) -> bool:
         """Whether the next token may be drawn while so many before it are being drawn."""
+        if self._is_forced(num_unknown) or self._num_known < self._num_forced:
+            return self._is_forced(num_unknown)  # behind the forced ones all must be known once
         return self.is_ready and (self._state is not State.INSIDE or num_unknown == 0)
 
     def mask(self, num_unknown: int) -> Mask | None:
         """What may be drawn next; None: anything."""
+        if self._is_forced(num_unknown):
+            return None
         if self._state is State.INSIDE:
             return Mask(self._mask, closing=self._mask == self._ends)
         if self._state is State.OVER:
@@ -142,6 +148,9 @@ class Guide:
 
     def learn(self, token: int) -> None:
         """The answer went on with this token, and has not ended."""
+        self._num_known += 1
+        if self._num_known <= self._num_forced:
+            return
         if self._state is State.INSIDE:
             if token == self._eos:
                 self._state = State.OVER  # the end of the turn is not the end of this answer
@@ -153,6 +162,10 @@ class Guide:
             else:
                 is_text = token not in self._markers
                 self._last_byte = self._token_bytes(token)[-1:] if is_text else b""
+
+    def _is_forced(self, num_unknown: int) -> bool:
+        """Whether it is known what the next token is: its form begins behind such tokens."""
+        return self._num_known + num_unknown < self._num_forced
 
     def _may_begin(self) -> bool:
         """Whether the grammar begins if the next token is the one that it waits for."""

@@ -116,15 +116,16 @@ def answer_alone(
         logits, drawn = logits_of(rows[-1]), sampling
         if constraint is not None:
             grammar = compiled(constraint.grammar)
-            mask, closing = may_follow(made, constraint, grammar, sampling.stop_token_ids)
-            if mask is not None:
+            free = made[len(sampling.forced) :]
+            mask, closing = may_follow(free, constraint, grammar, sampling.stop_token_ids)
+            if mask is not None and len(made) >= len(sampling.forced):
                 allowed = [bool(mask[t // 8] >> t % 8 & 1) for t in range(SIZE)]
                 logits = logits.masked_fill(~torch.tensor(allowed), float("-inf"))
-            if closing:
+            if closing and len(made) >= len(sampling.forced):
                 drawn = msgspec.structs.replace(sampling, min_tokens=0)
         made.append(alone(logits, drawn, made, position=len(tokens)))
         tokens.append(made[-1])
-        if made[-1] in sampling.stop_token_ids:
+        if made[-1] in sampling.stop_token_ids and len(made) > len(sampling.forced):
             return made, "stop"
         if len(made) >= sampling.max_tokens or len(tokens) >= context:
             return made, "length"
@@ -141,6 +142,7 @@ def random_request(rng: random.Random, id: str) -> Request:
         stop_token_ids=rng.choice([(MARK.eos,), (MARK.eos, 20), ()]),
         presence_penalty=rng.choice([0.0, 1.0]),
         min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.4 else 0,
+        forced=tuple(rng.randrange(20) for _ in range(rng.choice([0, 0, 0, 1, 3]))),
     )
     constraint = rng.choice(
         [
