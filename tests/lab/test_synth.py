@@ -23,6 +23,8 @@ from relight.kernels.codec import Fp4Weight, Fp8Weight
 from relight.lab import synth as module
 from relight.lab.synth import PRESETS, TINY, preset, synth
 from relight.model.reference import ReferenceModel
+from relight.text.token_classes import token_classes
+from relight.text.tokenizer import Tokenizer
 
 SMALL = replace(TINY, vocab_size=320)
 
@@ -121,6 +123,13 @@ def test_the_roles_of_v41_are_written_and_read_back(tmp_path):
     config = replace(config, vocab_size=320, engram=engram, draft=draft)
     synth(config, tmp_path, tokenizer=None)
     assert open_model(tmp_path).config == config
+
+
+def test_the_tokenizer_beside_v41_has_its_system_marker_and_classes(tmp_path):
+    config = preset("tiny-v4.1")
+    synth(config, tmp_path, sparse=True)
+    assert Tokenizer.load(tmp_path).special.system == 128799
+    assert max(token_classes(tmp_path, config.vocab_size)) + 1 == config.engram.compressed_vocab
 
 
 def test_layers_of_v41_are_not_cut():
