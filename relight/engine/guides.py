@@ -146,6 +146,16 @@ class Guide:
             return Mask(self._mask, after=self._constraint.after, otherwise=self._free)
         return Mask(self._free) if self._free else None
 
+    def guesses(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """How many of these guesses at what comes next may be tried at once: those before the
+        grammar begins. What may be drawn beside and behind each of them is `mask(0)`."""
+        if not self.is_ready or self._state is State.INSIDE or self._is_forced(0):
+            return ()
+        after = self._constraint.after
+        if self._state is State.BEFORE and after in tokens:
+            return tokens[: tokens.index(after)]
+        return tokens
+
     def learn(self, token: int) -> None:
         """The answer went on with this token, and has not ended."""
         self._num_known += 1

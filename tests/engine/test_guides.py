@@ -337,3 +337,19 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_only(
     made, _ = answer_alone(guided.engine.requests["free"], [0] * 3, CONTEXT)
     assert guided.engine.texts["free"] == made
     assert guided.engine.pool.num_held == 0
+
+
+def test_tokens_are_guessed_where_no_mask_hangs_on_them() -> None:
+    working = guides(AtOnce())
+    start = msgspec.structs.replace(calm("a", None), constraint=Constraint(grammar=DIGITS))
+    assert working.guide(start).guesses((1, 2)) == ()
+    late = Constraint(grammar=DIGITS, after=7, banned=(9,))
+    guide = working.guide(msgspec.structs.replace(start, constraint=late))
+    assert guide.guesses((1, 2)) == (1, 2)
+    assert guide.guesses((1, 7, 2, 7)) == (1,)
+    guide.learn(7)
+    assert guide.guesses((1, 2)) == ()
+    guide.learn(TINY.encode_text("1")[0])
+    guide.learn(TINY.encode_text("2")[0])
+    guide.learn(MARK.eos)
+    assert guide.guesses((7, 2)) == (7, 2)
