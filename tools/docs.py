@@ -9,8 +9,9 @@ from typing import Any
 
 import typer.main
 
+from relight.base.knobs import GROUPS, Knob
 from relight.base.metrics import COMMON_LABELS, METRICS
-from relight.base.settings import GROUPS, KNOBS, NEEDS, Knob
+from relight.base.settings import KNOBS, NEEDS
 from relight.cli.main import app
 from relight.cli.options import SETTINGS_PANEL
 from tools.docs_api import api

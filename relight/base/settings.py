@@ -7,63 +7,47 @@ room that learns it, as BadSetting too.
 """
 
 import difflib
-import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from relight.base.errors import BadSetting
+from relight.base.knobs import GROUPS, PREFIX, Group, Knob, declare, describe, parse_bytes
 from relight.base.packaged import EMBER
-
-Group = Literal["model", "compute", "memory", "requests", "server"]
-GROUPS: tuple[Group, ...] = get_args(Group)
-PREFIX = "RELIGHT_"
-UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-def _knob(
-    group: Group,
-    help: str,
-    *,
-    low: int | None = None,
-    high: int | None = None,
-    unit: str = "",
-    secret: bool = False,
-) -> msgspec.Meta:
-    extra = {"group": group, "unit": unit, "secret": secret}
-    return msgspec.Meta(description=help, ge=low, le=high, extra=extra)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings in effect. A default of 0 or "auto" means: derived from model and machine."""
 
     model: Annotated[
-        str, _knob("model", "folder of the checkpoint, or ember-v4, which is inside the package")
+        str, declare("model", "folder of the checkpoint, or ember-v4, which is inside the package")
     ] = EMBER
     served_name: Annotated[
-        str, _knob("model", "model name that clients send; empty: the folder's name")
+        str, declare("model", "model name that clients send; empty: the folder's name")
     ] = ""
     alias: Annotated[
-        tuple[str, ...], _knob("model", "further names that clients may send for the model")
+        tuple[str, ...], declare("model", "further names that clients may send for the model")
     ] = ()
     encoding: Annotated[
         Literal["v4", "v4-first", "v4.1"],
-        _knob("model", "prompt layout; v4-first: the first release of V4-Flash; v4.1: V4.1-Flash"),
+        declare(
+            "model", "prompt layout; v4-first: the first release of V4-Flash; v4.1: V4.1-Flash"
+        ),
     ] = "v4"
     trust_tokenizer: Annotated[
-        bool, _knob("model", "accept marker tokens whose ids differ from the official table")
+        bool, declare("model", "accept marker tokens whose ids differ from the official table")
     ] = False
 
     device: Annotated[
-        str, _knob("compute", "torch device; auto: the accelerator if there is one, else cpu")
+        str, declare("compute", "torch device; auto: the accelerator if there is one, else cpu")
     ] = "auto"
     numerics: Annotated[
         Literal["auto", "official", "reference"],
-        _knob(
+        declare(
             "compute",
             "roundings; official: those the model was trained with (auto means this); "
             "reference: none, all state in float32",
@@ -71,15 +55,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
     kernels: Annotated[
         Literal["reference"],
-        _knob("compute", "which kernels run; the plain torch definitions are the only ones yet"),
+        declare("compute", "which kernels run; the plain torch definitions are the only ones yet"),
     ] = "reference"
     overlap: Annotated[
         Literal["on", "off"],
-        _knob("compute", "plan a step while the one before it runs; off: one after the other"),
+        declare("compute", "plan a step while the one before it runs; off: one after the other"),
     ] = "on"
     threads: Annotated[
         int,
-        _knob(
+        declare(
             "compute",
             "CPU threads of the engine; 0: torch's choice, within a container's quota",
             low=0,
@@ -89,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     engram: Annotated[
         Literal["device", "host", "mmap"],
-        _knob(
+        declare(
             "memory",
             "where V4.1's n-gram tables lie; device: with the weights; host: in RAM; mmap: in the "
             "checkpoint, of which only the rows asked for are read",
@@ -97,24 +81,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "device"
     max_context: Annotated[
         int,
-        _knob(
+        declare(
             "memory",
             "longest prompt and output together, in tokens; 0: the model's limit or what fits",
             low=0,
             high=2**20,
         ),
     ] = 0
-    num_slots: Annotated[int, _knob("memory", "sequences that run at once", low=1, high=4096)] = 32
+    num_slots: Annotated[int, declare("memory", "sequences that run at once", low=1, high=4096)] = (
+        32
+    )
     max_step_tokens: Annotated[
-        int, _knob("memory", "most tokens that one step computes", low=1, high=2**16)
+        int, declare("memory", "most tokens that one step computes", low=1, high=2**16)
     ] = 2048
     cache_bytes: Annotated[
         int,
-        _knob("memory", "memory for pages of long context; 0: derived", low=0, unit="bytes"),
+        declare("memory", "memory for pages of long context; 0: derived", low=0, unit="bytes"),
     ] = 0
     record_bytes: Annotated[
         int,
-        _knob(
+        declare(
             "memory",
             "memory for boundary records, which make prefixes reusable; 0: derived",
             low=0,
@@ -122,11 +108,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
     prefix_cache: Annotated[
-        Literal["on", "off"], _knob("memory", "reuse the state of prompts that begin alike")
+        Literal["on", "off"], declare("memory", "reuse the state of prompts that begin alike")
     ] = "on"
     reuse_generated: Annotated[
         Literal["on", "off"],
-        _knob(
+        declare(
             "memory",
             "reuse generated tokens, too; off: a warm prompt equals a cold one bit for bit",
         ),
@@ -134,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     admit_output: Annotated[
         int,
-        _knob(
+        declare(
             "requests",
             "output tokens reserved when a request is admitted, if it may make more",
             low=1,
@@ -143,7 +129,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 4096
     step_target: Annotated[
         int,
-        _knob(
+        declare(
             "requests",
             "ms that a step may take while answers stream: prompts are read in chunks that fill "
             "it; 0: chunks of max_step_tokens",
@@ -153,7 +139,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 100
     default_max_tokens: Annotated[
         int,
-        _knob(
+        declare(
             "requests",
             "output limit of a request that sets none, in tokens; "
             "0: 8192, with thinking 65536, at most effort 131072",
@@ -163,7 +149,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     max_output: Annotated[
         int,
-        _knob(
+        declare(
             "requests",
             "most output tokens of any request, whatever it asks; 0: what the context leaves",
             low=0,
@@ -172,7 +158,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     overflow: Annotated[
         Literal["clamp", "refuse"],
-        _knob(
+        declare(
             "requests",
             "a request whose prompt and output limit exceed the context; clamp: the limit is "
             "lowered; refuse: a 400",
@@ -180,7 +166,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "clamp"
     default_sampling: Annotated[
         str,
-        _knob(
+        declare(
             "requests",
             "JSON with temperature, top_p, top_k or min_p for requests that set none; else those "
             "of generation_config.json",
@@ -188,16 +174,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     default_effort: Annotated[
         Literal["auto", "minimal", "low", "medium", "high", "xhigh", "max"],
-        _knob(
+        declare(
             "requests", "reasoning effort of requests that think and set none; auto: the model's"
         ),
     ] = "auto"
     max_queue: Annotated[
-        int, _knob("requests", "requests that may wait; one more gets a 429", low=1, high=10**6)
+        int, declare("requests", "requests that may wait; one more gets a 429", low=1, high=10**6)
     ] = 1000
     max_queue_tokens: Annotated[
         int,
-        _knob(
+        declare(
             "requests",
             "prompt tokens that may wait for their first token; more get a 429; 0: no bound",
             low=0,
@@ -205,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     max_queue_wait: Annotated[
         int,
-        _knob(
+        declare(
             "requests",
             "s that a request may have to wait, by the pace of late; beyond it a 429; 0: no bound",
             low=0,
@@ -213,22 +199,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     request_timeout: Annotated[
         int,
-        _knob("requests", "s after which a request is given up with a 504; 0: never", low=0),
+        declare("requests", "s after which a request is given up with a 504; 0: never", low=0),
     ] = 0
     strict_fields: Annotated[
-        bool, _knob("requests", "refuse request fields that are otherwise accepted and ignored")
+        bool, declare("requests", "refuse request fields that are otherwise accepted and ignored")
     ] = False
     body_limit: Annotated[
-        int, _knob("requests", "largest request body; above it a 413", low=2**10, unit="bytes")
+        int, declare("requests", "largest request body; above it a 413", low=2**10, unit="bytes")
     ] = 64 * 2**20
 
-    host: Annotated[str, _knob("server", "address to listen on")] = "127.0.0.1"
+    host: Annotated[str, declare("server", "address to listen on")] = "127.0.0.1"
     port: Annotated[
-        int, _knob("server", "port to listen on; 0: any free one", low=0, high=65535)
+        int, declare("server", "port to listen on; 0: any free one", low=0, high=65535)
     ] = 8000
     stuck_after: Annotated[
         int,
-        _knob(
+        declare(
             "server",
             "s without a finished step after which an engine with work is called stuck: /health "
             "says so, and the log tells where it is",
@@ -237,34 +223,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 60
     root_path: Annotated[
         str,
-        _knob("server", "path in front of all routes, such as /llm; they answer without it, too"),
+        declare("server", "path in front of all routes, such as /llm; they answer without it, too"),
     ] = ""
     api_key: Annotated[
         tuple[str, ...],
-        _knob("server", "keys that clients must send one of; none: anyone may", secret=True),
+        declare("server", "keys that clients must send one of; none: anyone may", secret=True),
     ] = ()
     api_key_file: Annotated[
-        str, _knob("server", "file with further keys, one a line; # begins a comment")
+        str, declare("server", "file with further keys, one a line; # begins a comment")
     ] = ""
     tls_cert: Annotated[
-        str, _knob("server", "file with the certificate and its chain, PEM; serves https")
+        str, declare("server", "file with the certificate and its chain, PEM; serves https")
     ] = ""
     tls_key: Annotated[
-        str, _knob("server", "file with the certificate's key, PEM; empty: it is in tls_cert")
+        str, declare("server", "file with the certificate's key, PEM; empty: it is in tls_cert")
     ] = ""
     cors_origin: Annotated[
         tuple[str, ...],
-        _knob("server", "origins whose pages may call the server, such as https://x.org; *: all"),
+        declare("server", "origins whose pages may call the server, such as https://x.org; *: all"),
     ] = ()
     keep_alive: Annotated[
         int,
-        _knob(
+        declare(
             "server", "s without a word after which a stream sends a sign of life; 0: none", low=0
         ),
     ] = 8
     client_timeout: Annotated[
         int,
-        _knob(
+        declare(
             "server",
             "s that a client may be silent while it sends a request, or take nothing of an answer; "
             "0: no bound",
@@ -272,99 +258,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 60
     drain: Annotated[
-        int, _knob("server", "s that running requests have to end after a signal", low=0)
+        int, declare("server", "s that running requests have to end after a signal", low=0)
     ] = 30
     reasoning_copy: Annotated[
         bool,
-        _knob("server", "send reasoning under the name `reasoning`, too, beside reasoning_content"),
+        declare(
+            "server", "send reasoning under the name `reasoning`, too, beside reasoning_content"
+        ),
     ] = False
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _knob("server", "least level that is logged")
+        Literal["debug", "info", "warning", "error"],
+        declare("server", "least level that is logged"),
     ] = "info"
     log_format: Annotated[
-        Literal["text", "json"], _knob("server", "a line of text or a JSON object for each entry")
+        Literal["text", "json"], declare("server", "a line of text or a JSON object for each entry")
     ] = "text"
     log_requests: Annotated[
         Literal["off", "on", "text"],
-        _knob("server", "log a line for each request; text: with what was sent and answered"),
+        declare("server", "log a line for each request; text: with what was sent and answered"),
     ] = "on"
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """One setting as the command line, the documents and error messages need it."""
-
-    name: str
-    type: Any
-    kind: Literal["int", "bytes", "text", "choice", "bool", "list"]
-    default: object
-    help: str
-    group: Group
-    wanted: str
-    secret: bool = False
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return PREFIX + self.name.upper()
-
-    def show(self, value: object) -> str:
-        """For eyes and logs: of a secret only how many there are."""
-        if self.kind == "list":
-            assert isinstance(value, tuple)
-            return f"{len(value)} given" if self.secret and value else ",".join(value)
-        if self.kind == "bytes":
-            return format_bytes(int(str(value)))
-        return str(value).lower() if self.kind == "bool" else str(value)
-
-
-def format_bytes(count: int) -> str:
-    """In the largest unit that divides it, so that nothing is rounded and it can be given back."""
-    unit = max((u for u, size in UNITS.items() if count % size == 0), key=UNITS.__getitem__)
-    return f"{count // UNITS[unit]} {unit}".strip() if count else "0"
-
-
-def parse_bytes(text: str) -> int:
-    """A count of bytes with an optional binary unit. Raises ValueError."""
-    match = re.fullmatch(r"(\d+)\s*([KMGT]iB)?", text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no count of bytes")
-    return int(match[1]) * UNITS[match[2] or ""]
-
-
-def _describe(field: msgspec.structs.FieldInfo) -> Knob:
-    base, meta = get_args(field.type)
-    limits = f"{meta.ge} or more" if meta.le is None else f"{meta.ge} to {meta.le}"
-    kind: Literal["int", "bytes", "text", "choice", "bool", "list"]
-    if base is bool:
-        kind, wanted = "bool", "true or false"
-    elif base is str:
-        kind, wanted = "text", "a text"
-    elif base == tuple[str, ...]:
-        kind, wanted = "list", "texts; several flags, or joined by commas"
-    elif base is not int:
-        kind, wanted = "choice", " or ".join(get_args(base))
-    elif meta.extra["unit"] == "bytes":
-        kind, wanted = "bytes", f"bytes, {limits}, written like 1048576, 512 MiB or 8 GiB"
-    else:
-        kind, wanted = "int", limits
-    return Knob(
-        name=field.name,
-        type=field.type,
-        kind=kind,
-        default=field.default,
-        help=meta.description,
-        group=meta.extra["group"],
-        wanted=wanted,
-        secret=meta.extra["secret"],
-    )
-
-
 KNOBS: Mapping[str, Knob] = {
-    field.name: _describe(field) for field in msgspec.structs.fields(Settings)
+    field.name: describe(field) for field in msgspec.structs.fields(Settings)
 }
 
 NEEDS = {"reuse_generated": ("prefix_cache", "on"), "record_bytes": ("prefix_cache", "on")}

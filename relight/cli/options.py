@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relight.base.settings import KNOBS, Group, Knob, load
+from relight.base.knobs import Group, Knob
+from relight.base.settings import KNOBS, load
 
 ENGINE: tuple[Group, ...] = ("model", "compute", "memory")
 """The settings of an engine without a server."""

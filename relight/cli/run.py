@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relight.base.settings import GROUPS, Loaded
+from relight.base.knobs import GROUPS
+from relight.base.settings import Loaded
 from relight.cli import show
 from relight.cli.options import ENGINE, with_settings
 

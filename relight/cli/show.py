@@ -7,7 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from relight.base.settings import GROUPS, Group, Loaded
+from relight.base.knobs import GROUPS, Group
+from relight.base.settings import Loaded
 from relight.base.types import EngineInfo
 
 

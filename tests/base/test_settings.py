@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.base.errors import BadSetting
-from relight.base.settings import GROUPS, KNOBS, Settings, format_bytes, load, parse_bytes
+from relight.base.knobs import GROUPS, format_bytes, parse_bytes
+from relight.base.settings import KNOBS, Settings, load
 
 MODEL = {"model": "folder"}
 
