@@ -6,6 +6,7 @@ It is no framework's: between a token and the socket stands nothing that could b
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache, partial
 
 from starlette.middleware.cors import CORSMiddleware
 
@@ -29,10 +30,10 @@ NAME = "{name:path}"
 
 def create_app(server: Server) -> App:
     """The application of one server. It starts and stops no engine."""
-    openapi = document(OPERATIONS, server.options.root_path)
+    written = cache(partial(document, OPERATIONS, server.options.root_path))
 
     async def schema(server: Server, exchange: Exchange) -> None:
-        await exchange.reply(openapi)
+        await exchange.reply(written())
 
     app = _App(server)
     app.add("GET", "/openapi.json", schema)
