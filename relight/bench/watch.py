@@ -46,6 +46,8 @@ class Watch:
         self._resets: set[str] = set()
         self._energy: float | None = None
         self._pids: list[int] = []
+        self._last: Series = {}
+        self._has_devices = False
         self.dialect: Dialect | None = None
         self.peaks: dict[str, float] = {}
         self.capacities: dict[str, float | None] = {}
@@ -61,22 +63,32 @@ class Watch:
         own = process.age_s(self._pid) if self._pid is not None else None
         self.uptime_s = time.time() - begun if begun else own
         self._energy = machine.package_energy_j() if self._pid else None
+        if self._watches:
+            self._last = self._before
+            self._has_devices = self._pid is not None and bool(machine.devices())
+            await self._look(self._before)
+
+    @property
+    def _watches(self) -> bool:
+        return self.dialect is not None or self._pid is not None
 
     async def poll(self) -> None:
         """Until cancelled: a point each second, and restarts within the window."""
-        last = self._before
-        has_devices = self._pid is not None and bool(await asyncio.to_thread(machine.devices))
-        while self.dialect is not None or self._pid is not None:
-            looks = has_devices and len(self.points) % DEVICE_EVERY == 0
-            devices = await asyncio.to_thread(machine.devices) if looks else []
-            series = await self._read() if self.dialect else {}
-            # Files of the kernel are read in a thread: the loop's own lateness is being measured.
-            own = await asyncio.to_thread(self._processes, len(self.points) % DEVICE_EVERY == 0)
-            self.points.append(self._point(series, devices, own))
-            if self.dialect is not None:
-                self._resets.update(metrics.delta(last, series, self.dialect).resets)
-            last = series
+        while self._watches:
             await asyncio.sleep(POLL_S)
+            await self._look(await self._read() if self.dialect else {})
+
+    async def _look(self, series: Series) -> None:
+        """One point. A page that did not come in time says nothing, least of all a restart."""
+        every = len(self.points) % DEVICE_EVERY == 0
+        # Files of the kernel are read in a thread: the loop's own lateness is being measured.
+        looks = every and self._has_devices
+        devices = await asyncio.to_thread(machine.devices) if looks else []
+        own = await asyncio.to_thread(self._processes, every)
+        self.points.append(self._point(series, devices, own))
+        if self.dialect is not None and series:
+            self._resets.update(metrics.delta(self._last, series, self.dialect).resets)
+            self._last = series
 
     def _processes(self, look: bool) -> dict[str, int | None]:
         """Memory of the server's processes; `look` finds out anew which these are."""
@@ -122,14 +134,16 @@ class Watch:
             self.energy_j = used - self._energy
         if self.dialect is None:
             return None
+        series: Series = {}
         for _ in range(10):
-            series = await self._read()
+            series = await self._read() or series
             found = metrics.delta(self._before, series, self.dialect)
             self.running_after = metrics.gauges(series, self.dialect).get("running")
             told = found.counters.get("generation_tokens", out_tokens) >= out_tokens
-            if told and not self.running_after:
+            if told and series and not self.running_after:
                 break
             await asyncio.sleep(SETTLE_S / 10)
+        await self._look(series)
         resets = sorted({*found.resets, *self._resets})
         return msgspec.structs.replace(found, resets=resets)
 

@@ -6,6 +6,7 @@ not be run at all.
 
 import asyncio
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -155,6 +156,7 @@ def compare(
 @judged
 def selftest(
     only: Annotated[str, typer.Option(help="Only these cases: T1,T4.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Cases at a time; they mostly wait.")] = 3,
 ) -> None:
     """Measure a scripted server, and check that every trap is rejected and every figure recovered.
 
@@ -168,16 +170,16 @@ def selftest(
         raise BadSetting(
             f"only names {sorted(unknown)}; cases are {', '.join(case.id for case in CASES)}"
         )
+    cases = [case for case in CASES if not named or case.id in named]
     failed = 0
-    for case in CASES:
-        if named and case.id not in named:
-            continue
-        passed, found = asyncio.run(run_case(case))
-        failed += not passed
-        show.line(
-            f"{'ok    ' if passed else 'FAILED'} {case.id:11} {case.expected:9} "
-            f"{case.title}: {found}"
-        )
+    with ThreadPoolExecutor(jobs) as pool:
+        told = pool.map(lambda case: asyncio.run(run_case(case)), cases)
+        for case, (passed, found) in zip(cases, told, strict=True):
+            failed += not passed
+            show.line(
+                f"{'ok    ' if passed else 'FAILED'} {case.id:11} {case.expected:9} "
+                f"{case.title}: {found}"
+            )
     if failed:
         show.error(f"{failed} cases failed; figures of this harness are not to be trusted here")
         raise typer.Exit(EXITS["invalid"])

@@ -69,7 +69,7 @@ async def cliff() -> str:
 async def two_arms() -> str:
     """Servers of which one is a third faster, interleaved; then one against itself."""
     wanted = scenario(requests=4, users=2)
-    gaps = {"A": 0.012, "B": 0.008}
+    gaps = {"A": 0.03, "B": 0.02}
     async with (
         ScriptedServer(replying(gap_s=gaps["A"])) as a,
         ScriptedServer(replying(gap_s=gaps["B"])) as b,
