@@ -63,7 +63,12 @@ class BatchBuilder:
             },
             kept_rows={ring: on_device(_kept(counts, first, ring)) for ring in self.ring_lengths},
             sample_rows=on_device(
-                [f + c - 1 for r, f, c in zip(rows, first, counts, strict=True) if r.sample]
+                [
+                    row
+                    for r, f, c in zip(rows, first, counts, strict=True)
+                    if r.sample
+                    for row in range(f + c - 1 - r.proposed, f + c)
+                ]
             ),
         )
 

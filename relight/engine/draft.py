@@ -22,12 +22,15 @@ NOT_KNOWN = (LAST_SAMPLED,)
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a step does for one sequence: it will be computed up to `end`."""
+    """What a step does for one sequence: it will be computed up to `end`, and as far beyond as the
+    guesses in `proposed` are right. `asks`: for guesses."""
 
     sequence: Sequence
     end: int
     draws: bool
     take: Take | None
+    proposed: tuple[int, ...] = ()
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class Flight:
     plan: StepPlan
     work: Ordered[Work]
     admitted: Ordered[Sequence]
+
+    @property
+    def speculates(self) -> bool:
+        """Whether what comes next hangs on what came of it."""
+        return any(work.proposed or work.asks for work in self.work)
 
 
 @dataclass(slots=True)
@@ -64,9 +72,21 @@ class Draft:
             self.restores.append(restore)
         self.admitted.append(sequence)
 
-    def compute(self, sequence: Sequence, role: int, end: int, take: Take | None) -> None:
-        """Adds the rows up to `end`, and a draw if nothing is known beyond them."""
+    def compute(
+        self,
+        sequence: Sequence,
+        role: int,
+        end: int,
+        take: Take | None,
+        proposed: tuple[int, ...] = (),
+        propose: int = 0,
+    ) -> None:
+        """Adds the rows up to `end`, and a draw if nothing is known beyond them, with rows and
+        draws for guesses."""
         slot, start, total = sequence.slot, sequence.planned, len(sequence.tokens)
+        if sequence.overran:
+            self.lengths.append(SetLength(slot, start))
+            sequence.overran = False
         if sequence.num_sent_pages < len(sequence.pages):
             first = sequence.num_sent_pages
             self.pages.append(PageWrite(slot, first, tuple(sequence.pages[first:])))
@@ -78,18 +98,24 @@ class Draft:
         else:
             tokens = (*sequence.tokens[start : end - 1], LAST_SAMPLED)
         draws = end == total
-        self.rows[role].append(Rows(slot, start, tokens, draws))
+        assert not proposed or end == total == sequence.num_known, "guesses at what is known"
+        self.rows[role].append(
+            Rows(slot, start, tokens + proposed, draws, len(proposed), propose if draws else 0)
+        )
         if draws:
             sampling, made = sequence.request.sampling, total - sequence.num_prompt
             mask = None if sequence.guide is None else sequence.mask()
             if mask is not None and mask.closing:
                 made = max(made, sampling.min_tokens)  # it cannot be longer
             self.draws[role].append(Draw(slot, total, sampling, made, mask))
+            for place in range(1, len(proposed) + 1):
+                self.draws[role].append(Draw(slot, total + place, sampling, made + place))
             sequence.expect()
         if take:
             self.takes.append(take.move)
-        self.work[role].append(Work(sequence, end, draws, take))
-        sequence.planned = end
+        asks = draws and propose > 0
+        self.work[role].append(Work(sequence, end, draws, take, proposed, asks))
+        sequence.planned, sequence.proposal = end, ()
         sequence.in_flight += 1
 
     def flight(self, step: int) -> Flight:

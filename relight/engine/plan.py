@@ -19,13 +19,17 @@ class Rows(msgspec.Struct, frozen=True):
     """Consecutive new rows of one sequence. `start` is the position of the first row (an upper
     bound where the rows before it may be rejected). The rows of a `Rows` are all given or all made.
 
-    `sample`: draw the next token from the logits of the last row.
+    `sample`: draw the next token from the logits of the last row. The last `proposed` tokens are
+    guesses at what is drawn before them: there is a draw for the row before each of them, too.
+    `propose`: guess that many tokens behind the drawn one that counts.
     """
 
     slot: int
     start: int
     tokens: tuple[int, ...]
     sample: bool = False
+    proposed: int = 0
+    propose: int = 0
 
 
 class PageWrite(msgspec.Struct, frozen=True):
@@ -95,11 +99,25 @@ Drawn = int | Scored
 finite or nothing is allowed."""
 
 
+class Proposed(msgspec.Struct, frozen=True):
+    """Guesses at the next tokens of a sequence. `confidence`: how likely each is what will be
+    drawn, if those before it are."""
+
+    tokens: tuple[int, ...]
+    confidence: tuple[float, ...]
+
+
+Result = Drawn | Proposed
+"""A step gives a `Drawn` for each of its draws, and a `Proposed` for each `Rows` that asks for one,
+both in their order."""
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """What one step does, in this order: set lengths and counts, write page tables, restore
     records, run the made and the given segment, draw, take records.
 
-    `draws` has one entry for every `Rows` with `sample`, made before given, in their order.
+    `draws` has an entry for every `Rows` with `sample`, made before given, in their order; one more
+    for each of its guesses.
     """
 
     step: int

@@ -13,7 +13,8 @@ from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder
-from relight.engine.plan import Draw, Drawn, Rows, StepPlan
+from relight.engine.plan import Draw, Result, Rows, StepPlan
+from relight.engine.proposer import Guesses, Proposer, propose
 from relight.engine.sampler import Sampled, Sampler, read
 from relight.kernels.device import answers, download, upload
 from relight.model.network import Network
@@ -22,21 +23,26 @@ from relight.model.state import layer_states
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a step draws, on its way to the host. The step has ended, and that is there, once
-    `ready` has come."""
+    """What a step draws and guesses, on its way to the host. The step has ended, and that is there,
+    once `ready` has come."""
 
     sampled: Sampled | None
     ready: torch.Event | None
+    guesses: Guesses | None = None
 
 
 class Runner:
     """Runs plans in the order in which they are given. Lengths, last tokens and page tables live on
-    the device and change only here. Raises what ops raise, `Unavailable` if the device is lost."""
+    the device and change only here. Raises what ops raise, `Unavailable` if the device is lost.
+    Without a `proposer` no plan may ask for guesses."""
 
-    def __init__(self, model: Network, pool: Pool, *, max_context: int) -> None:
+    def __init__(
+        self, model: Network, pool: Pool, *, max_context: int, proposer: Proposer | None = None
+    ) -> None:
         device, slots = pool.device, pool.slots.count
         self.model = model
         self.pool = pool
+        self.proposer = proposer
         self.states = layer_states(model.config, pool)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -45,21 +51,27 @@ class Runner:
         self.sampler = Sampler(slots, model.config.vocab_size, device)
         self.batch = BatchBuilder(model.config, self.lengths, self.last_tokens, self.page_table)
 
-    def execute(self, plan: StepPlan) -> list[Drawn]:
+    def execute(self, plan: StepPlan) -> list[Result]:
         """Runs one step to its end."""
         return self.read(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Puts one step on the device; what it draws, in the order of `plan.draws`, is `read`."""
+        """Puts one step on the device; what came of it is `read`."""
         with self._faults(), torch.inference_mode():
             return self._launch(plan)
 
-    def read(self, launched: Launched) -> list[Drawn]:
-        """Waits for a step, and for none that was launched after it; returns its draws."""
+    def read(self, launched: Launched) -> list[Result]:
+        """Waits for a step, and for none that was launched after it; returns what it drew and what
+        it guessed."""
         with self._faults():
             if launched.ready is not None:
                 launched.ready.synchronize()
-            return [] if launched.sampled is None else read(launched.sampled)
+            results: list[Result] = []
+            if launched.sampled is not None:
+                results += read(launched.sampled)
+            if launched.guesses is not None:
+                results += launched.guesses.read()
+            return results
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -81,23 +93,30 @@ class Runner:
         sampled = self._draw(plan.draws, torch.cat(logits)) if plan.draws else None
         for move in plan.takes:
             self.pool.take_record(move.slot, move.record, move.boundary)
-        return self._send(sampled)
+        return self._send(sampled, self._propose(plan, sampled))
 
-    def _send(self, sampled: Sampled | None) -> Launched:
+    def _propose(self, plan: StepPlan, sampled: Sampled | None) -> Guesses | None:
+        if self.proposer is None or sampled is None:
+            return None
+        rows = (*plan.made, *plan.given)
+        return propose(self.proposer, rows, plan.draws, sampled.tokens, self.lengths)
+
+    def _send(self, sampled: Sampled | None, guesses: Guesses | None) -> Launched:
         """A step that draws nothing is waited for as well: else nobody knew how long it took, and
         a long prompt would be launched to its end."""
         device = self.pool.device
         if device.type == "cpu":
-            return Launched(sampled, None)
+            return Launched(sampled, None, guesses)
         if sampled is not None:
             scores = sampled.scores
             if scores is not None:
                 own, ids, top = (download(t) for t in (scores.own, scores.top_ids, scores.top))
                 scores = replace(scores, own=own, top_ids=ids, top=top)
             sampled = Sampled(download(sampled.tokens), sampled.asked, scores)
+        guesses = None if guesses is None else guesses.download()
         ready = torch.Event(device)
         ready.record()
-        return Launched(sampled, ready)
+        return Launched(sampled, ready, guesses)
 
     def _prepare(self, plan: StepPlan) -> None:
         device = self.lengths.device
@@ -113,7 +132,10 @@ class Runner:
 
     def _forward(self, family: Family, rows: Sequence[Rows]) -> Tensor:
         segment = self.batch.segment(family, rows)
-        logits = self.model.forward(segment, self.states)
+        taps: list[Tensor] | None = None if self.proposer is None else []
+        logits = self.model.forward(segment, self.states, taps)
+        if self.proposer is not None and taps:
+            self.proposer.keep(torch.cat(taps, dim=1), segment)
         counts = upload([len(r.tokens) for r in rows], self.lengths.device)
         self.lengths[segment.slots] += counts
         return logits
@@ -121,6 +143,7 @@ class Runner:
     def _draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
         sampled = self.sampler.draw(draws, logits, self.last_tokens)
         slots = upload([draw.slot for draw in draws], logits.device)
+        # Of several draws for one slot any may stay: what counts is told with the next row.
         # What was not drawn must not be looked up as a token: the sequence ends, its mates go on.
         self.last_tokens[slots] = sampled.tokens.clamp(min=0)
         return sampled

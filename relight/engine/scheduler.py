@@ -31,11 +31,15 @@ The rules, in order:
  9. A sequence with a grammar starts when it is compiled, and has no rows in a step in which it
     would draw without knowing yet what it may draw. Where nobody else goes on there is no such
     step: then they wait for each other, and share the next one.
+10. Guesses at the next tokens of a sequence ride in the step that computes its last one. Those that
+    the step itself draws count; the others have never been. Nothing is planned while such a step is
+    in flight, and no sequence gives way for their rows.
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
@@ -43,12 +47,13 @@ from relight.cache.prefix import GIVEN, PrefixIndex
 from relight.engine.admission import MAX_PREEMPTIONS, Admission
 from relight.engine.admission import Limits as Limits  # named by whoever makes a scheduler
 from relight.engine.cost import FIRST_GUESS
-from relight.engine.draft import Draft, Flight
+from relight.engine.draft import Draft, Flight, Work
 from relight.engine.guides import Guide
 from relight.engine.holdings import Holdings
-from relight.engine.plan import Drawn, StepPlan
+from relight.engine.plan import Drawn, Proposed, Result, Scored, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
 from relight.engine.share import share_rows
+from relight.engine.speculate import Speculation
 from relight.engine.waiting import WaitingRoom
 
 MAX_IN_FLIGHT = 2
@@ -63,7 +68,10 @@ class Scheduler:
     Sequences that have ended are left in `ended` for whoever reports on them.
     """
 
-    def __init__(self, limits: Limits, index: PrefixIndex) -> None:
+    def __init__(
+        self, limits: Limits, index: PrefixIndex, speculation: Speculation | None = None
+    ) -> None:
+        self.speculation = speculation
         self.limits = limits
         self.index = index
         self.admission = Admission(limits, index.pool, index.page_tokens)
@@ -148,6 +156,8 @@ class Scheduler:
     def _is_better_later(self) -> bool:
         """Whether a step now would be for some of those only who will draw at the same pace when
         the step in flight has landed."""
+        if self._flights[-1].speculates:
+            return True
         if self.waiting or not self.running:
             return False
         return all(s.guide is not None for s in self.running) and not all(
@@ -181,6 +191,8 @@ class Scheduler:
                 self.num_cached_tokens += sequence.num_cached
                 num_read = sequence.num_prompt - sequence.num_cached
                 self._turns.read(sequence.request.client, num_read)
+                if self.speculation is not None:
+                    self.speculation.admit(sequence)
             insort(self.running, sequence, key=_age)
 
     def _schedule(self, sequence: Sequence, shares: dict[Sequence, int], draft: Draft) -> None:
@@ -198,7 +210,19 @@ class Scheduler:
         if end > len(sequence.pages) * self.index.page_tokens:
             end = min(end, self._grow(sequence, end))
         if end > start:
-            draft.compute(sequence, role, end, self.holdings.take(sequence, role, end))
+            proposed = self._proposed(sequence, end) if sequence.proposal else ()
+            take = self.holdings.take(sequence, role, end + len(proposed))
+            ahead = self.speculation.wanted(sequence) if self.speculation else 0
+            draft.compute(sequence, role, end, take, proposed, ahead)
+
+    def _proposed(self, sequence: Sequence, end: int) -> tuple[int, ...]:
+        """The guesses behind `end` that the sequence may have, one less than it may draw, and for
+        which there are pages without anybody giving way."""
+        proposal = sequence.proposal[: sequence.most - end - 1]
+        room = len(sequence.pages) * self.index.page_tokens
+        if end + len(proposal) > room:
+            room = self.holdings.grow(sequence, end + len(proposal))
+        return proposal[: room - end]
 
     def _grow(self, sequence: Sequence, end: int) -> int:
         """Gets pages for tokens [0, end); returns for how many tokens the sequence has pages."""
@@ -244,6 +268,7 @@ class Scheduler:
     def _let_go(self, sequence: Sequence) -> None:
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
+        sequence.proposal, sequence.overran = (), False
         top = next(iter(sequence.path), None)
         self.holdings.release(sequence)
         if sequence.distrusted and top is not None:
@@ -255,28 +280,73 @@ class Scheduler:
 
     # -- what became of a step
 
-    def commit(self, plan: StepPlan, results: Iterable[Drawn], now: float) -> list[TokenDelta]:
-        """The step has run and drew `results`, one for each of `plan.draws`."""
-        drawn = iter(results)
+    def commit(self, plan: StepPlan, results: Iterable[Result], now: float) -> list[TokenDelta]:
+        """The step has run and gave `results`."""
+        results = list(results)
+        drawn = iter([r for r in results if not isinstance(r, Proposed)])
+        guesses = iter([r for r in results if isinstance(r, Proposed)])
         deltas = []
         for work in self._next(plan).work:
             sequence = work.sequence
-            result = next(drawn) if work.draws else 0
-            token = result if isinstance(result, int) else result.token
-            if sequence.finish not in (None, "abort"):
-                self.holdings.cancel(sequence, work.take)  # void: it ended in the step before
-            elif token < 0:
-                self.holdings.cancel(sequence, work.take)
-                sequence.distrusted = True
-                if sequence.finish is None:
-                    deltas.append(self._give_up(sequence, now))
-            else:
-                self.holdings.commit(sequence, work.end, work.take)
-                if work.draws and sequence.finish is None:
-                    told = () if isinstance(result, int) else (result.logprobs,)
-                    deltas.append(self._append(sequence, token, told, now))
+            count = 1 + len(work.proposed) if work.draws else 0
+            delta = self._settle(work, list(islice(drawn, count)), now)
+            if delta is not None:
+                deltas.append(delta)
+            if work.asks:
+                proposed = next(guesses)
+                if self.speculation and sequence.finish is None and not sequence.leaving:
+                    sequence.proposal = self.speculation.cut(proposed)
             self._land(sequence)
         return deltas
+
+    def _settle(self, work: Work, drawn: list[Drawn], now: float) -> TokenDelta | None:
+        """What a step drew for a sequence becomes part of it, and what it computed of that is
+        committed."""
+        sequence = work.sequence
+        if sequence.finish not in (None, "abort"):
+            self.holdings.cancel(sequence, work.take)  # void: it ended in the step before
+            return None
+        kept = _kept(work, drawn)
+        tokens: list[int] = []
+        told: list[Logprobs] = []
+        finish: FinishReason | None = None
+        if sequence.finish is None:
+            for result in kept:
+                token = _token(result)
+                if finish is not None or token < 0:
+                    break
+                if tokens:
+                    sequence.expect()
+                finish = self._learn(sequence, token, now)
+                tokens.append(token)
+                if isinstance(result, Scored):
+                    told.append(result.logprobs)
+        accepted = max(0, len(tokens) - 1)
+        if work.proposed:
+            sequence.planned = work.end + accepted
+            sequence.overran = accepted < len(work.proposed)
+            if self.speculation:
+                self.speculation.tally.count(len(work.proposed), accepted)
+        is_fault = finish is None and any(_token(result) < 0 for result in kept)
+        self._commit_rows(work, work.end + accepted, is_fault, lost=is_fault and not tokens)
+        if sequence.finish is not None:
+            return None
+        if is_fault:
+            return self._give_up(sequence, tuple(tokens), tuple(told), now)
+        if finish is not None:
+            return self._end(sequence, finish, now, tokens=tuple(tokens), logprobs=tuple(told))
+        return sequence.delta(tuple(tokens), None, logprobs=tuple(told)) if tokens else None
+
+    def _commit_rows(self, work: Work, end: int, is_fault: bool, *, lost: bool) -> None:
+        """Tokens [0, end) are computed, unless nothing of the step is to be trusted (`lost`)."""
+        sequence, take = work.sequence, work.take
+        if take is not None and (is_fault or take.move.boundary > end):
+            self.holdings.cancel(sequence, take)
+            take = None
+        if not lost:
+            self.holdings.commit(sequence, end, take)
+        if is_fault:
+            sequence.distrusted = True
 
     def _next(self, plan: StepPlan) -> Flight:
         """The step in flight that was planned first."""
@@ -287,18 +357,19 @@ class Scheduler:
             work.sequence.in_flight -= 1
         return flight
 
-    def _give_up(self, sequence: Sequence, now: float) -> TokenDelta:
-        """No token could be drawn. Nobody knows since when what the sequence wrote is no number, so
-        nothing that it used stays findable, but for what others hold."""
+    def _give_up(
+        self, sequence: Sequence, tokens: tuple[int, ...], told: tuple[Logprobs, ...], now: float
+    ) -> TokenDelta:
+        """No further token could be drawn. Nobody knows since when what the sequence wrote is no
+        number, so nothing that it used stays findable, but for what others hold."""
         reason = (
             f"no token can be drawn at position {sequence.num_known}: the logits are not finite "
             "(damaged weights, or a fault of a kernel or the device), or every token is banned"
         )
-        return self._end(sequence, "error", now, error=reason)
+        return self._end(sequence, "error", now, tokens=tokens, logprobs=told, error=reason)
 
-    def _append(
-        self, sequence: Sequence, token: int, told: tuple[Logprobs, ...], now: float
-    ) -> TokenDelta:
+    def _learn(self, sequence: Sequence, token: int, now: float) -> FinishReason | None:
+        """One more token of the sequence; whether it is the last."""
         sequence.learn(token)
         self._turns.made(sequence.request.client)
         self.num_generated_tokens += 1
@@ -307,12 +378,12 @@ class Scheduler:
         sampling = sequence.request.sampling
         is_forced = sequence.num_known - sequence.num_prompt <= len(sampling.forced)
         if token in sampling.stop_token_ids and not is_forced:
-            return self._end(sequence, "stop", now, tokens=(token,), logprobs=told)
+            return "stop"
         if sequence.num_known >= sequence.most:
-            return self._end(sequence, "length", now, tokens=(token,), logprobs=told)
+            return "length"
         if sequence.guide is not None:
             sequence.guide.learn(token)
-        return sequence.delta((token,), None, logprobs=told)
+        return None
 
     def fail(self, plan: StepPlan, reason: str, now: float) -> list[TokenDelta]:
         """The step has failed: nobody knows what it has written, so its requests end."""
@@ -391,3 +462,15 @@ class Scheduler:
 
 def _age(sequence: Sequence) -> int:
     return sequence.arrival
+
+
+def _token(result: Drawn) -> int:
+    return result if isinstance(result, int) else result.token
+
+
+def _kept(work: Work, drawn: list[Drawn]) -> list[Drawn]:
+    """The draws of a step that count: each hangs on the guess before it being what was drawn."""
+    right = 0
+    while right < len(work.proposed) and _token(drawn[right]) == work.proposed[right]:
+        right += 1
+    return drawn[: right + 1]

@@ -32,6 +32,8 @@ class Sequence:
     `in_flight` counts the steps that compute it and are not committed: while there are any, it
     holds all that it has, even if it is `leaving`. `distrusted`: what it wrote may be no numbers.
     `guide` says what it may go on with, None: anything. `most`: tokens that it may have.
+    `proposal` are guesses at the tokens behind its last one. `overran`: its slot counts rows of
+    guesses that turned out wrong.
     """
 
     request: Request
@@ -50,6 +52,8 @@ class Sequence:
     leaving: bool = False
     distrusted: bool = False
     guide: Guide | None = None
+    proposal: tuple[int, ...] = ()
+    overran: bool = False
     slot: int = NO_SLOT
     pages: list[int] = field(default_factory=list)
     num_sent_pages: int = 0

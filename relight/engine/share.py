@@ -38,7 +38,7 @@ def share_rows(
         if sequence.roles[sequence.planned] == GIVEN:
             wants.append((sequence, _wanted(sequence)))
         else:
-            num_made += min(sequence.num_unread, limits.made_rows)
+            num_made += min(sequence.num_unread + len(sequence.proposal), limits.made_rows)
     if not wants:
         return {}
     parts = budget(cost, num_made, limits.step_target_s, limits.max_step_tokens)

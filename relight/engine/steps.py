@@ -5,10 +5,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
-from relight.engine.plan import Drawn, StepPlan
+from relight.engine.plan import Result, StepPlan
 
-Read = Callable[[], Iterable[Drawn]]
-"""Waits for a step and returns what came of each of its draws. Raises what the step raised."""
+Read = Callable[[], Iterable[Result]]
+"""Waits for a step and returns what came of it. Raises what the step raised."""
 
 
 class Runner(Protocol):
@@ -19,7 +19,7 @@ class Runner(Protocol):
         """Begins a step, behind those that were launched before."""
         ...
 
-    def read(self, launched: Any) -> Iterable[Drawn]:
+    def read(self, launched: Any) -> Iterable[Result]:
         """Waits until that step has ended; called from another thread than `launch`."""
         ...
 
@@ -80,5 +80,5 @@ class Overlapped:
             self._failed = True  # seen by the step behind, which the same thread launches
             raise
 
-    def _read(self, launched: "Future[Any]") -> Iterable[Drawn]:
+    def _read(self, launched: "Future[Any]") -> Iterable[Result]:
         return self._runner.read(launched.result())

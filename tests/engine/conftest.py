@@ -15,8 +15,9 @@ from relight.cache.prefix import GIVEN, MADE, PrefixIndex, RecordPool
 from relight.engine import sequence
 from relight.engine.admission import Limits
 from relight.engine.loop import Loop
-from relight.engine.plan import LAST_SAMPLED, Draw, Drawn, RecordMove, Rows, StepPlan
+from relight.engine.plan import LAST_SAMPLED, Draw, Proposed, RecordMove, Result, Rows, StepPlan
 from relight.engine.scheduler import Scheduler
+from relight.engine.speculate import Speculation
 from relight.engine.steps import InTurn, Overlapped
 
 PAGE = 4
@@ -25,16 +26,23 @@ WINDOW = PAGE
 VOCAB = 23
 INTERVAL = 5 * PAGE
 
+Guess = Callable[[int, int, int], Proposed]
+"""Guesses for a slot, from a position on, so many."""
+
 
 class SimulatedRunner:
     """Rows are integers. A row is a hash of its token, its role, the window before it (read from
     the slot's ring) and all rows before it (read through the page table): a wrong page, a missing
     record or a row computed in the wrong role gives another text, or trips an assertion."""
 
-    def __init__(self, pool: BlockPool, num_slots: int, num_records: int) -> None:
+    def __init__(
+        self, pool: BlockPool, num_slots: int, num_records: int, rewind: int, guess: Guess
+    ) -> None:
         self.pool = pool
+        self.rewind = rewind
+        self.guess = guess
         self.pages = [[0] * PAGE for _ in range(pool.total + 1)]
-        self.rings = [[(-1, 0)] * (WINDOW + REWIND) for _ in range(num_slots)]
+        self.rings = [[(-1, 0)] * (WINDOW + rewind) for _ in range(num_slots)]
         self.records: list[list[tuple[int, int]]] = [[] for _ in range(num_records)]
         self.tables: list[list[int]] = [[] for _ in range(num_slots)]
         self.lengths = [0] * num_slots
@@ -42,7 +50,7 @@ class SimulatedRunner:
         self.faults: list[str] = []
         """Where the next step shall fail: "start", "rows" or "end"."""
 
-    def execute(self, plan: StepPlan) -> list[int]:
+    def execute(self, plan: StepPlan) -> list[Result]:
         self._fail("start")
         for change in plan.lengths:
             self.lengths[change.slot] = change.length
@@ -54,9 +62,24 @@ class SimulatedRunner:
         hidden = {rows.slot: self._run(rows, MADE) for rows in plan.made}
         hidden |= {rows.slot: self._run(rows, GIVEN) for rows in plan.given}
         assert len(hidden) == len(plan.made) + len(plan.given), "a sequence has rows twice"
-        drawing = [rows.slot for rows in (*plan.made, *plan.given) if rows.sample]
-        assert [draw.slot for draw in plan.draws] == drawing
-        tokens = [self._draw(draw, hidden[draw.slot]) for draw in plan.draws]
+        tokens: list[Result] = []
+        guesses: list[Result] = []
+        draws = iter(plan.draws)
+        for rows in (*plan.made, *plan.given):
+            if not rows.sample:
+                assert not rows.proposed
+                assert not rows.propose
+                continue
+            drawn = [self._draw(next(draws), rows, value) for value in hidden[rows.slot]]
+            tokens += drawn
+            right = 0
+            while right < rows.proposed and drawn[right] == rows.tokens[right - rows.proposed]:
+                right += 1
+            if rows.propose:
+                following = self.lengths[rows.slot] - rows.proposed + right + 1
+                guesses.append(self.guess(rows.slot, following, rows.propose))
+        assert next(draws, None) is None
+        tokens += guesses
         for move in plan.takes:
             self._take(move)
         self._fail("end")
@@ -67,17 +90,19 @@ class SimulatedRunner:
             self.faults.remove(point)
             raise RuntimeError("the device failed")
 
-    def _run(self, rows: Rows, role: int) -> int:
-        slot, value = rows.slot, 0
+    def _run(self, rows: Rows, role: int) -> list[int]:
+        """What is drawn from: the last row, and those before guesses."""
+        slot, values = rows.slot, []
         assert rows.start == self.lengths[slot]
-        assert role == GIVEN or len(rows.tokens) <= REWIND
+        assert role == GIVEN or len(rows.tokens) <= self.rewind
         for position, token in enumerate(rows.tokens, start=rows.start):
             token = self.last[slot] if token == LAST_SAMPLED else token
             value = row_value(token, role, self._window(slot, position), self._long(slot, position))
             self._store(slot, position, value)
+            values.append(value)
         self.lengths[slot] = rows.start + len(rows.tokens)
         self._fail("rows")
-        return value
+        return values[-1 - rows.proposed :]
 
     def _window(self, slot: int, position: int) -> list[int]:
         ring, values = self.rings[slot], []
@@ -95,7 +120,7 @@ class SimulatedRunner:
         page = self.tables[slot][position // PAGE]
         assert self.pool.is_writable(page), f"page {page} is shared"
         self.pages[page][position % PAGE] = value
-        self.rings[slot][position % (WINDOW + REWIND)] = (position, value)
+        self.rings[slot][position % (WINDOW + self.rewind)] = (position, value)
 
     def _restore(self, move: RecordMove) -> None:
         assert self.lengths[move.slot] == move.boundary
@@ -104,17 +129,18 @@ class SimulatedRunner:
             range(move.boundary - WINDOW, move.boundary)
         )
         for position, value in rows:
-            self.rings[move.slot][position % (WINDOW + REWIND)] = (position, value)
+            self.rings[move.slot][position % (WINDOW + self.rewind)] = (position, value)
 
     def _take(self, move: RecordMove) -> None:
         assert move.boundary % PAGE == 0
-        assert 0 <= self.lengths[move.slot] - move.boundary <= REWIND
+        assert 0 <= self.lengths[move.slot] - move.boundary <= self.rewind
         values = self._window(move.slot, move.boundary)
         first = move.boundary - WINDOW
         self.records[move.record] = [(first + i, value) for i, value in enumerate(values)]
 
-    def _draw(self, draw: Draw, value: int) -> int:
-        assert draw.position == self.lengths[draw.slot]
+    def _draw(self, draw: Draw, rows: Rows, value: int) -> int:
+        assert draw.slot == rows.slot
+        assert 0 <= self.lengths[draw.slot] - draw.position <= rows.proposed
         token = drawn_token(value, draw.sampling, draw.position)
         self.last[draw.slot] = token
         return token
@@ -195,6 +221,8 @@ class SimulatedEngine:
         reuse_generated: bool = True,
         prefix_cache: bool = True,
         step_target_s: float = math.inf,
+        speculation: Speculation | None = None,
+        guess: Guess | None = None,
     ) -> None:
         self.limits = Limits(
             num_slots=num_slots,
@@ -217,8 +245,11 @@ class SimulatedEngine:
             page_tokens=PAGE,
             reuse_generated=reuse_generated,
         )
-        self.scheduler = Scheduler(self.limits, self.index)
-        self.runner = SimulatedRunner(self.pool, num_slots, num_records)
+        self.scheduler = Scheduler(self.limits, self.index, speculation)
+        rewind = max(REWIND, speculation.depth + 1) if speculation else REWIND
+        self.runner = SimulatedRunner(
+            self.pool, num_slots, num_records, rewind, guess or self._cannot_guess
+        )
         self.now = 0.0
         steps = Overlapped(self, executor) if executor else InTurn(self)
         self.loop = Loop(self.scheduler, steps, clock=lambda: self.now)
@@ -258,7 +289,10 @@ class SimulatedEngine:
         self.texts[request.id] = []
         return request.id
 
-    def launch(self, plan: StepPlan) -> list[Drawn]:
+    def _cannot_guess(self, slot: int, position: int, count: int) -> Proposed:
+        raise AssertionError("nobody guesses here")
+
+    def launch(self, plan: StepPlan) -> list[Result]:
         """What the loop takes for a runner."""
         self.plans.append(plan)
         given = sum(len(rows.tokens) for rows in plan.given)
@@ -270,7 +304,7 @@ class SimulatedEngine:
             self.mistake = error
             raise
 
-    def read(self, launched: list[Drawn]) -> list[Drawn]:
+    def read(self, launched: list[Result]) -> list[Result]:
         return launched
 
     def step(self) -> list[TokenDelta]:

@@ -166,7 +166,7 @@ def test_a_step_needs_no_value_from_the_device(
 ) -> None:
     """Under grammars, too, whose masks hang on a token that is not known yet."""
     runner = runner_on(torch.device("meta"), model_name)
-    monkeypatch.setattr(runner, "_send", lambda sampled: None)
+    monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
     for table in (codec.e4m3_decode, codec.e8m0_decode, codec.e2m1_decode):
         table(torch.zeros(1, dtype=torch.uint8, device="meta"))  # made once for a device
     with around_known_place(lambda run, x: x.float()) as rows, Uploads() as uploads:

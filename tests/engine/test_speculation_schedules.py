@@ -1,0 +1,175 @@
+"""Text is the same with guesses or without: on an engine whose memory is simulated, in random
+schedules, whatever is guessed."""
+
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from relight.engine.plan import Proposed
+from relight.engine.speculate import Speculation
+from tests.engine.conftest import VOCAB, AtLast, AtOnce, SimulatedEngine, text_alone
+from tests.engine.schedules import disturb, random_prompt
+
+PATTERNS: dict[str, Callable[[int, random.Random], bool]] = {
+    "none": lambda position, rng: False,
+    "all": lambda position, rng: True,
+    "alternating": lambda position, rng: position % 2 == 0,
+    "random": lambda position, rng: rng.random() < 0.7,
+}
+
+
+class Scripted:
+    """Guesses what a request will make where its pattern says so, and another token elsewhere. It
+    may have fewer guesses than it is asked for."""
+
+    def __init__(self, pattern: str, rng: random.Random) -> None:
+        self.engine: SimulatedEngine | None = None
+        self._is_right = PATTERNS[pattern]
+        self._rng = rng
+        self._texts: dict[tuple[str, bytes], list[int]] = {}
+
+    def guess(self, slot: int, position: int, count: int) -> Proposed:
+        assert self.engine is not None
+        scheduler = self.engine.scheduler
+        holders = [*scheduler.running, *scheduler.leaving]
+        found = next(s for s in holders if s.slot == slot)
+        roles = bytes(found.roles[: found.num_prompt])
+        key = found.request.id, roles
+        if key not in self._texts:
+            context = self.engine.limits.max_context
+            text = text_alone(found.request.prompt, roles, found.request.sampling, context)
+            self._texts[key] = [*found.request.prompt, *text]
+        text = self._texts[key][position : position + count]
+        text += [self._rng.randrange(VOCAB) for _ in range(count - len(text))]
+        tokens = tuple(
+            token if self._is_right(position + place, self._rng) else (token + 1) % VOCAB
+            for place, token in enumerate(text)
+        )
+        return Proposed(tokens, tuple(self._rng.random() for _ in tokens))
+
+
+def speculating(
+    pattern: str, depth: int, threshold: float, rng: random.Random, **options: object
+) -> SimulatedEngine:
+    script = Scripted(pattern, rng)
+    script.engine = SimulatedEngine(
+        speculation=Speculation(depth, threshold),
+        guess=script.guess,
+        **options,  # type: ignore[arg-type]
+    )
+    return script.engine
+
+
+def run_schedule(number: int, pattern: str, seen: Counter[str]) -> None:
+    rng = random.Random(f"{number} {pattern}")
+    depth = rng.randint(1, 15)
+    tight = number % 2
+    engine = speculating(
+        pattern,
+        depth,
+        rng.choice([0.0, 0.2, 0.5, 1.0]),
+        rng,
+        executor=rng.choice([None, AtOnce(), AtLast()]),
+        num_pages=rng.randint(10, 14) if tight else 60,
+        num_slots=rng.randint(1, 5),
+        num_records=rng.choice([0, 1, 3, 12]),
+        max_context=40,
+        max_step_tokens=rng.choice([1, 5, 16, 64]),
+        admit_output=rng.choice([1, 4, 40]),
+        step_target_s=rng.choice([math.inf, 1.5]),
+        reuse_generated=rng.random() < 0.5,
+        prefix_cache=rng.random() < 0.7,
+    )
+    left = rng.randint(4, 10)
+    while left or not engine.loop.idle:
+        if left and rng.random() < 0.3:
+            left -= 1
+            engine.add(
+                random_prompt(rng, engine),
+                max_tokens=rng.randint(1, 24),
+                stop=(3,) if rng.random() < 0.5 else (),
+                seed=rng.randrange(3),
+                hints=tuple(rng.randint(0, 40) for _ in range(rng.randint(0, 2))),
+            )
+        disturb(rng, engine)
+        engine.step()
+        for sequence in engine.scheduler.running:
+            assert len(sequence.path) * 4 <= sequence.computed <= sequence.num_known
+    engine.check_texts()
+    assert len(engine.finishes) == len(engine.texts), "every request is answered"
+    assert engine.pool.num_held == engine.records.num_held == 0
+    assert engine.scheduler.speculation is not None
+    seen.update(engine.finishes.values())
+    seen["preempted"] += engine.scheduler.num_preemptions
+    seen["cached"] += engine.scheduler.num_cached_tokens
+    seen["drafted"] += sum(engine.scheduler.speculation.tally.drafted)
+    seen["accepted"] += sum(engine.scheduler.speculation.tally.accepted)
+    seen["depth"] = max(seen["depth"], len(engine.scheduler.speculation.tally.drafted))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_guess_changes_a_text_in_any_schedule(
+    pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any depth from 1 to 15 and any threshold, in turn and overlapped, with requests that give
+    way, are cancelled or fail, and with prefixes that are found."""
+    caplog.set_level(logging.CRITICAL)  # steps fail by intent
+    seen: Counter[str] = Counter()
+    for number in range(120):
+        run_schedule(number, pattern, seen)
+    wanted = {"stop", "length", "abort", "error", "preempted", "cached", "drafted"}
+    assert wanted <= {name for name, count in seen.items() if count}
+    assert seen["depth"] == 15
+    if pattern == "none":
+        assert seen["accepted"] == 0
+    elif pattern == "all":  # but for what lies behind a stop token
+        assert seen["accepted"] > 0.8 * seen["drafted"]
+    else:
+        assert 0 < seen["accepted"] < 0.8 * seen["drafted"]
+
+
+@pytest.mark.parametrize("depth", range(1, 16))
+def test_right_guesses_save_steps(depth: int) -> None:
+    rng = random.Random(depth)
+    engine = speculating("all", depth, 0.0, rng, max_context=200, num_pages=64)
+    id = engine.add([1, 2, 3], max_tokens=97)
+    engine.run()
+    engine.check_texts()
+    made = [rows for plan in engine.plans for rows in plan.made]
+    assert sum(len(rows.tokens) for rows in made) == len(engine.texts[id]) - 1 == 96
+    assert len(made) == -(-96 // (depth + 1))
+
+
+def test_a_step_with_guesses_is_not_overtaken() -> None:
+    """While it is in flight nothing is planned, so that all share the next one."""
+    rng = random.Random(1)
+    engine = speculating("random", 3, 0.0, rng, executor=AtLast(), num_slots=3)
+    for number in range(3):
+        engine.add([number], max_tokens=20, seed=number)
+    while not engine.loop.idle:
+        engine.step()
+        flights = engine.scheduler._flights
+        assert not any(flight.speculates for flight in list(flights)[:-1])
+    engine.check_texts()
+    assert max(len(plan.made) for plan in engine.plans) == 3
+
+
+def test_what_hangs_on_tokens_before_it_is_not_guessed() -> None:
+    """Penalties and budgets count the tokens that were made; prompts may be too long for it."""
+    engine = speculating("all", 3, 0.0, random.Random(1), num_slots=3)
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    speculation.max_prompt = 4
+    engine.add([1, 2, 3, 4, 5], max_tokens=9)
+    engine.run()
+    assert all(not rows.propose for plan in engine.plans for rows in (*plan.made, *plan.given))
+    assert speculation.num_too_long == 1
+    engine.add([1, 2, 3, 4], max_tokens=9)
+    engine.run()
+    assert speculation.num_too_long == 1
+    assert sum(speculation.tally.accepted) > 0
+    engine.check_texts()
