@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from relight.cache.layout import PAGE_TOKENS
+from relight.kernels.peek import looks_are_free
 from relight.model.inputs import Segment
 
 KEY_BLOCK = 64
@@ -103,6 +104,9 @@ def entry_addresses(segment: Segment, ratio: int) -> EntryAddresses:
     position, sequence = segment.positions[rows], segment.sequence[rows]
     entry = position // ratio
     closes = (position + 1) % ratio == 0
+    if looks_are_free(closes):  # else what does not close makes an entry that nobody reads
+        position, sequence, entry = position[closes], sequence[closes], entry[closes]
+        closes = closes[closes]
     page = segment.page_table[sequence, entry // per_page]
     place = torch.where(closes, page * per_page + entry % per_page, 0)
     visible = (segment.positions + 1) // ratio

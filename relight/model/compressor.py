@@ -6,6 +6,7 @@ overlaps: a token gives its A half to the next group and its B half to its own, 
 pooled from 8 rows, 4 of them one group back; the other ratios have one half.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ from relight.kernels.linear import linear
 from relight.model.addresses import EntryAddresses, RingAddresses
 from relight.model.inputs import Segment
 from relight.model.weights import CompressorWeights
+
+Source = Callable[[Tensor], Tensor]
+"""Rows of a ring or scratch at indexes of any shape."""
 
 
 def history_rows(ratio: int) -> int:
@@ -61,15 +65,15 @@ class Compressor:
         return torch.cat([values, gates], dim=1)  # [rows, 2 * c * d]
 
     def _members(
-        self, source: Tensor, segment: Segment, rings: RingAddresses, entries: EntryAddresses
+        self, source: Source, segment: Segment, rings: RingAddresses, entries: EntryAddresses
     ) -> tuple[Tensor, Tensor]:
         """The raw rows of each group [groups, members, d]; absent: gate -inf and value 0."""
         overlap = self.ratio == OVERLAP_RATIO
         members = 2 * self.ratio if overlap else self.ratio
-        offsets = torch.arange(self.ratio - members, self.ratio, device=source.device)
+        offsets = torch.arange(self.ratio - members, self.ratio, device=segment.positions.device)
         positions = entries.group_entry.unsqueeze(1) * self.ratio + offsets
         at = rings.source(segment, entries.group_sequence, positions)
-        rows = source[at.clamp(min=0)]  # [groups, members, 2 * c * d]
+        rows = source(at.clamp(min=0))  # [groups, members, 2 * c * d]
         values, gates = rows.chunk(2, dim=-1)
         if overlap:
             values, gates = self._halves(values), self._halves(gates)
@@ -81,13 +85,16 @@ class Compressor:
         return torch.cat([first[:, : self.ratio], second[:, self.ratio :]], dim=1)
 
 
-def _source(raw: Tensor, ring: Tensor, rings: RingAddresses) -> Tensor:
-    """Stores the segment's raw rows in the ring; returns what groups are read from, flat."""
-    slots, length = ring.shape[:2]
-    past = None
-    if rings.past is not None:
-        past = ring[rings.past // length, rings.past % length]
+def _source(raw: Tensor, ring: Tensor, rings: RingAddresses) -> Source:
+    """Stores the segment's raw rows in the ring; returns what groups are read from."""
+    length = ring.shape[1]
+
+    def of_ring(at: Tensor) -> Tensor:
+        return ring[at // length, at % length]  # one layer's part of a pool: never to be copied
+
+    past = None if rings.past is None else of_ring(rings.past)
     ring[rings.places // length, rings.places % length] = raw[rings.kept]
     if past is None:
-        return ring.reshape(slots * length, -1)
-    return torch.cat([past, raw])
+        return of_ring
+    flat = torch.cat([past, raw])
+    return lambda at: flat.index_select(0, at.flatten()).unflatten(0, at.shape)
