@@ -12,6 +12,7 @@ from relight.bench.result import Result
 from relight.bench.run import WarmUpFailed
 from relight.bench.scenario import Class, Scenario
 
+SCHEMA = "relight.bench.ladder/1"
 BISECTIONS = 3
 
 
@@ -40,6 +41,7 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     cliff: tuple[int, int] | None
     implausible: list[int]
     complete: bool = True
+    schema: str = SCHEMA
 
 
 def rung_scenario(
