@@ -105,12 +105,11 @@ def scenarios(
     change = msgspec.structs.replace
     # What is left of one class when another ends is no fault: closure has no meaning here.
     loose = change(base.limits, closure_low=0.0, drift=1e9)
-    mixed = change(base.limits, closure_low=0.0, drift=1e9, lag_share=0.05)
     return {
         "short": change(base, name="short", classes=[few, *probes], until="short", limits=loose),
         "long": change(base, name="long", classes=[one], warm_up=1),
         "mixed": change(
-            base, name="mixed", classes=[many, late, *probes], until="long", limits=mixed
+            base, name="mixed", classes=[many, late, *probes], until="long", limits=loose
         ),
     }
 

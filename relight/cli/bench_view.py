@@ -144,11 +144,31 @@ def print_cells(results: Sequence[Result]) -> None:
         for told in results
     ]
     show.table("Cells", columns, rows, numbers=columns[2:])
+    if any(told.spec for told in results):
+        print_drafts(results)
     for line in _repeated(results):
         show.line(line)
     for told in results:
         for reason in told.validity.reasons if told.validity else ():
             show.line(f"  {told.run_id}: {reason}")
+
+
+def print_drafts(results: Sequence[Result]) -> None:
+    """Acceptance of each cell; advance over the step is what decides, and TPOT tells that."""
+    columns = ("cell", "tokens a verification", "by request", "rate", "TPOT s", "by position")
+    rows = [
+        (
+            _short(told.protocol.place.cell if told.protocol.place else ""),
+            number(told.spec.al_pooled, 3),
+            number(told.spec.al_mean_req, 3),
+            number(told.spec.rate, 3),
+            number(middle(told.client.tpot)),
+            " ".join(f"{at:.2f}" for at in told.spec.per_pos_uncond) or "–",
+        )
+        for told in results
+        if told.spec is not None
+    ]
+    show.table("Speculation", columns, rows, numbers=columns[1:-1])
 
 
 def _repeated(results: Sequence[Result]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Each command measures a scripted server and leaves files that say what its exit code said."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -12,7 +13,12 @@ from typer.testing import CliRunner, Result
 from relight.bench.hosting import Hosted
 from relight.bench.http import target
 from relight.bench.scenario import Limits
+from relight.bench.schema import Place
+from relight.bench.selftest.harness import measure
+from relight.bench.selftest.harness import scenario as harness_scenario
+from relight.bench.selftest.script import Script
 from relight.cli import bench
+from relight.cli.bench_view import print_cells
 
 LOOSE = "limits: {lag_s: 5, closure_low: 0, ttft_s: 5, drift: 99, input_tokens: 1, hits_cold: 1}\n"
 
@@ -163,3 +169,23 @@ def test_what_cannot_be_run_is_one_line_and_code_4(url: str, words: str, tmp_pat
     assert told.exit_code == 4, told.output
     assert told.output.startswith("error: ") or "error: " in told.output
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_slices_of_a_server_that_counts_drafts_have_a_row_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = [
+        asyncio.run(
+            measure(
+                Script(spec_depth=2, spec_accept=accept),
+                harness_scenario(corpus=corpus),
+                place=Place(session="s", cell=f"corpus={corpus}"),
+            )
+        ).result
+        for corpus, accept in (("code", (0.8, 0.6)), ("json", (0.5, 0.2)))
+    ]
+    assert [r.spec.al_pooled for r in results if r.spec] == pytest.approx([2.4, 1.7])
+    print_cells(results)
+    shown = capsys.readouterr().out
+    for expected in ("corpus=code", "2.400", "0.80 0.60", "corpus=json", "1.700", "0.50 0.20"):
+        assert expected in shown
