@@ -3,15 +3,17 @@ beyond its state."""
 
 from collections.abc import Iterator
 
+import msgspec
 from msgspec import UNSET
 
 import relight
 from relight.base.errors import BadRequest, Unavailable
 from relight.serve import ask
-from relight.serve.decode import decode
+from relight.serve.decode import Decoded, decode
 from relight.serve.exchange import Exchange
 from relight.serve.fields import NOTHING_REFUSED
 from relight.serve.metrics import CONTENT_TYPE
+from relight.serve.reading import aside
 from relight.serve.schema import (
     DetokenizeAnswer,
     DetokenizeCall,
@@ -24,6 +26,7 @@ from relight.serve.schema import (
 )
 from relight.serve.server import READY, Server
 from relight.session import Session
+from relight.text.conversation import Conversation
 
 
 async def models(server: Server, exchange: Exchange) -> None:
@@ -47,40 +50,48 @@ async def tokenize(server: Server, exchange: Exchange) -> None:
     """The very encoder that generation uses. A raw prompt never gets markers added: this model's
     tokenizer adds none, whatever `add_special_tokens` says."""
     body = await exchange.body(server.options.body_limit)
-    decoded = decode(body, TokenizeCall, NOTHING_REFUSED, strict=server.options.strict_fields)
+    strict = server.options.strict_fields
+    decoded, conversation = await aside(lambda: _read_tokenize(body, strict), body)
     call = decoded.call
     server.model_name(call.model)
     server.report_ignored(exchange, decoded.ignored)
+    session = server.ready()
+    work = _encode(session, call.prompt or "", conversation)
+    ids = await exchange.while_connected(work, server.stopping)
+    answer = TokenizeAnswer(
+        count=len(ids),
+        max_model_len=session.info.max_context,
+        tokens=ids,
+        token_strs=await session.spell(ids) if call.return_token_strs else UNSET,
+    )
+    await exchange.reply(await aside(lambda: msgspec.json.encode(answer), body))
+
+
+def _read_tokenize(body: bytes, strict: bool) -> tuple[Decoded[TokenizeCall], Conversation | None]:
+    decoded = decode(body, TokenizeCall, NOTHING_REFUSED, strict=strict)
+    call = decoded.call
     if (call.prompt is None) == (call.messages is None):
         raise BadRequest("send either prompt or messages, and one of them only", param="prompt")
-    session = server.ready()
-    ids = await exchange.while_connected(_encode(session, call), server.stopping)
-    await exchange.reply_json(
-        TokenizeAnswer(
-            count=len(ids),
-            max_model_len=session.info.max_context,
-            tokens=ids,
-            token_strs=await session.spell(ids) if call.return_token_strs else UNSET,
-        )
-    )
+    return decoded, None if call.messages is None else ask.conversation(call.messages, call)
 
 
-async def _encode(session: Session, call: TokenizeCall) -> list[int]:
-    if call.messages is None:
-        return await session.encode_raw(call.prompt or "")
-    prompt = await session.encode_chat(ask.conversation(call.messages, call))
-    return list(prompt.ids)
+async def _encode(session: Session, text: str, conversation: Conversation | None) -> list[int]:
+    if conversation is None:
+        return await session.encode_raw(text)
+    return list((await session.encode_chat(conversation)).ids)
 
 
 async def detokenize(server: Server, exchange: Exchange) -> None:
     body = await exchange.body(server.options.body_limit)
-    decoded = decode(body, DetokenizeCall, NOTHING_REFUSED, strict=server.options.strict_fields)
+    strict = server.options.strict_fields
+    decoded = await aside(
+        lambda: decode(body, DetokenizeCall, NOTHING_REFUSED, strict=strict), body
+    )
     server.model_name(decoded.call.model)
     server.report_ignored(exchange, decoded.ignored)
-    text = server.sessions[0].decode(decoded.call.tokens)
-    await exchange.reply_json(
-        DetokenizeAnswer(await exchange.while_connected(text, server.stopping))
-    )
+    work = server.sessions[0].decode(decoded.call.tokens)
+    text = await exchange.while_connected(work, server.stopping)
+    await exchange.reply_json(DetokenizeAnswer(text))
 
 
 async def health(server: Server, exchange: Exchange) -> None:

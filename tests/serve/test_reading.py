@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from relight.serve import chat, completions, small
 from relight.serve.messages import route as messages
 from relight.serve.reading import INLINE_BYTES, aside
 from relight.serve.responses import route as responses
@@ -22,12 +23,17 @@ def test_only_a_large_body_goes_to_a_thread(size: int) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "module"),
     [
+        ("/v1/chat/completions", {"messages": HELLO * 3000}, chat),
+        ("/v1/completions", {"prompt": "s" * INLINE_BYTES}, completions),
         ("/v1/messages", {"messages": HELLO, "system": "s" * INLINE_BYTES}, messages),
         ("/v1/messages/count_tokens", {"messages": HELLO * 3000}, messages),
+        ("/tokenize", {"prompt": "s" * INLINE_BYTES}, small),
+        ("/tokenize", {"messages": HELLO * 3000, "return_token_strs": True}, small),
+        ("/detokenize", {"tokens": [7] * INLINE_BYTES}, small),
         ("/v1/responses", {"input": HELLO, "metadata": {"a": "s" * INLINE_BYTES}}, responses),
     ],
 )
-def test_both_protocols_read_there(
+def test_every_route_reads_there(
     path: str, fields: Any, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
