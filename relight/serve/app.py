@@ -99,11 +99,11 @@ def _refusal(methods: Sequence[str] | dict[str, "_Endpoint"]) -> Answer:
     async def refuse(server: Server, exchange: Exchange) -> None:
         """Answers for a path that is none, or that has other methods."""
         asked = f"{exchange.scope['method']} {exchange.scope['path']}"
-        message = f"{asked} does not exist here; see /openapi.json"
         if not methods:
-            raise NotFound(message)
-        exchange.headers.append((b"allow", ", ".join(sorted(methods)).encode()))
-        raise WrongMethod(message)
+            raise NotFound(f"{asked} does not exist here; see /openapi.json")
+        allowed = ", ".join(sorted(methods))
+        exchange.headers.append((b"allow", allowed.encode()))
+        raise WrongMethod(f"{asked} is not served here; the methods of this path: {allowed}")
 
     return refuse
 

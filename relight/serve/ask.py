@@ -186,7 +186,12 @@ def _past_call(
 
 
 def _tool(tool: FunctionTool, param: str) -> Tool:
-    if tool.type != "function" or tool.function is None:
+    if tool.type == "function" and tool.function is None:
+        raise BadRequest(
+            f'{param}.function is missing; send {{"name": …, "parameters": …}} in it',
+            param=f"{param}.function",
+        )
+    if tool.function is None or tool.type != "function":
         raise Unsupported(
             f'{param} is of type {shown(tool.type)}; send {{"type": "function", "function": …}}',
             param=param,

@@ -154,7 +154,15 @@ def _explain(text: str, body: bytes) -> BadRequest:
     if missing:
         param = f"{path}.{missing[1]}".lstrip(".")
         return BadRequest(f"{param} is required and missing; add it", param=param)
-    name = f"every key of {path}" if in_key else path or "the body"
+    unknown = re.fullmatch(r"Object contains unknown field `(.+)`", what)
+    if unknown:
+        param = f"{path}.{unknown[1]}".lstrip(".")
+        return BadRequest(f"{param} is not known here; leave it out", param=param)
+    in_value = path.endswith("[...]")  # of an object, of which msgspec does not tell the key
+    path = path.removesuffix("[...]")
+    name = path or "the body"
+    if in_key or in_value:
+        name = f"every {'key' if in_key else 'value'} of {name}"
     expected = re.fullmatch(r"Expected `([^`]+)`(?:, got `([^`]+)`| (.+))?", what)
     if expected is None:
         return BadRequest(f"{name}: {what}; correct the value", param=path or None)
@@ -162,7 +170,7 @@ def _explain(text: str, body: bytes) -> BadRequest:
     wanted = " or ".join(_WORDS.get(word, word) for word in wanted.split(" | "))
     if limit:
         wanted = f"{wanted} {limit}"
-    found = _at(body, path) if path and not in_key else None
+    found = _at(body, path) if path else None
     found = found or _WORDS.get(got or "", got or "another value")
     return BadRequest(f"{name} must be {wanted}, found {found}; correct it", param=path or None)
 

@@ -25,6 +25,7 @@ from relight.base.errors import (
     TooSlow,
     Unauthorized,
     Unavailable,
+    Unsupported,
 )
 from relight.serve import sse
 from relight.serve.connection import abort
@@ -90,7 +91,15 @@ class Exchange:
         return str(host)
 
     async def body(self, limit: int) -> bytes:
-        """Raises `TooLarge` as soon as more than `limit` bytes are announced or have come."""
+        """Raises `TooLarge` as soon as more than `limit` bytes are announced or have come, and
+        `Unsupported` for a body that is packed: it would unpack to any size."""
+        packed = self.header(b"content-encoding") or b"identity"
+        if packed.strip().lower() not in (b"identity", b""):
+            raise Unsupported(
+                f"header content-encoding is {packed.decode('latin-1')[:64]!r}; send the body as "
+                "it is, without the header",
+                param="content-encoding",
+            )
         announced = self.header(b"content-length")
         if announced and announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)

@@ -38,10 +38,13 @@ class Constrainer:
         for suspect in suspects(wanted, self._markup):
             if found := await self._checker.reason_against(suspect.grammar):
                 raise BadRequest(
-                    f"{suspect.what} cannot be followed: {found}; simplify it", param=suspect.param
+                    f"{suspect.what} cannot be followed: {found}; correct or simplify it",
+                    param=suspect.param,
                 )
         param = wanted.format.param if wanted.format else "tools"
-        raise BadRequest(f"{param} cannot be followed: {reason}; simplify it", param=param)
+        raise BadRequest(
+            f"{param} cannot be followed: {reason}; correct or simplify it", param=param
+        )
 
 
 async def _aside(wanted: Wanted, markup: Markup, special: SpecialTokens) -> list[Constraint]:

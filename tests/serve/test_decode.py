@@ -67,9 +67,14 @@ def test_a_body_of_any_bad_shape_is_a_bad_request(body: bytes) -> None:
         (', "stream": "yes"', "stream", 'must be boolean or null, found "yes"'),
         (', "tools": [{"function": {}}]', "tools[0].function.name", "is required and missing"),
         (', "min_p": 1e999', "min_p", "Number out of range"),
-        (', "logit_bias": {"x": 1}', "logit_bias", "every key of logit_bias must be integer"),
+        (', "logit_bias": {"x": 1}', "logit_bias", "logit_bias must be integer, found {"),
         (', "logit_bias": {"-1": 1}', "logit_bias", "every key of logit_bias must be integer >= 0"),
-        (', "logit_bias": {"1": 101}', "logit_bias[...]", "must be number <= 100.0"),
+        (
+            ', "logit_bias": {"1": 101}',
+            "logit_bias",
+            'every value of logit_bias must be number <= 100.0, found {"1":101}',
+        ),
+        (', "structured_outputs": {"xml": 1}', "structured_outputs.xml", "is not known here"),
     ],
 )
 def test_a_wrong_value_is_told_by_field_value_and_limit(

@@ -57,6 +57,7 @@ def small(max_context: int) -> EngineInfo:
             {"tools": [{"function": {"name": "a", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters",
         ),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"reasoning_effort": 70}, "reasoning_effort"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),

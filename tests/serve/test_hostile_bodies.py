@@ -97,6 +97,14 @@ def test_a_wrong_value_is_a_400_or_taken_for_what_it_is(path: str, value: str) -
     told(answering("x" + EOS).post(path, body), 200, 400)
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("encoding", ["gzip", "br, gzip", "\xff" * 200])
+def test_a_packed_body_is_refused_by_its_header(path: str, encoding: str) -> None:
+    headers = {"content-encoding": encoding.encode("latin-1")}
+    response = answering("x" + EOS).request("POST", path, content=b"\x1f\x8b", headers=headers)
+    assert "content-encoding" in told(response, 400)["error"]["message"]
+
+
 @pytest.mark.parametrize("depth", [65, 400, 2000, DEEP])
 def test_what_nests_deep_anywhere_is_a_400(depth: int) -> None:
     value = nested(depth, '{"a":', "}").replace(":}", ":1}")
