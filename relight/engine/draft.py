@@ -109,7 +109,7 @@ class Draft:
                 made = max(made, sampling.min_tokens)  # it cannot be longer
             self.draws[role].append(Draw(slot, total, sampling, made, mask))
             for place in range(1, len(proposed) + 1):
-                self.draws[role].append(Draw(slot, total + place, sampling, made + place))
+                self.draws[role].append(Draw(slot, total + place, sampling, made + place, mask))
             sequence.expect()
         if take:
             self.takes.append(take.move)

@@ -146,10 +146,15 @@ class Guide:
             return Mask(self._mask, after=self._constraint.after, otherwise=self._free)
         return Mask(self._free) if self._free else None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether what may be drawn does not hang on the tokens before."""
+        return self.is_ready and self._state is not State.INSIDE and not self._is_forced(0)
+
     def guesses(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """How many of these guesses at what comes next may be tried at once: those before the
         grammar begins. What may be drawn beside and behind each of them is `mask(0)`."""
-        if not self.is_ready or self._state is State.INSIDE or self._is_forced(0):
+        if not self.is_free:
             return ()
         after = self._constraint.after
         if self._state is State.BEFORE and after in tokens:

@@ -295,7 +295,7 @@ class Scheduler:
             if work.asks:
                 proposed = next(guesses)
                 if self.speculation and sequence.finish is None and not sequence.leaving:
-                    sequence.proposal = self.speculation.cut(proposed)
+                    sequence.proposal = self.speculation.cut(sequence, proposed)
             self._land(sequence)
         return deltas
 

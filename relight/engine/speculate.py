@@ -52,10 +52,10 @@ class Speculation:
         """How many tokens to guess behind the one that is drawn next.
 
         What may be drawn must not hang on the tokens before it: neither on how often each was made
-        (penalties, budgets), nor on a grammar.
+        (penalties, budgets), nor on a grammar that has begun.
         """
         if (
-            sequence.guide is not None
+            (sequence.guide is not None and not sequence.guide.is_free)
             or sequence.request.sampling.counted
             or self._is_too_long(sequence)
         ):
@@ -63,9 +63,11 @@ class Speculation:
         # Behind the token that is drawn next, and before the last one that it may have.
         return max(0, min(self.depth, sequence.most - len(sequence.tokens) - 2))
 
-    def cut(self, proposed: Proposed) -> tuple[int, ...]:
-        """The guesses that are worth a row."""
+    def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
+        """The guesses that are worth a row, and that no mask hangs on."""
         tokens = proposed.tokens[: self.depth]
+        if sequence.guide is not None:
+            tokens = sequence.guide.guesses(tokens)
         for place, confidence in enumerate(proposed.confidence[: len(tokens)]):
             if confidence < self.threshold:
                 return tokens[:place]

@@ -1,5 +1,5 @@
 """Answers with grammars under random schedules: their tokens are those that a matcher in a plain
-loop allows, whoever runs beside them, in turn or overlapped, preempted or not."""
+loop allows, whoever runs beside them, in turn, overlapped or guessed ahead, preempted or not."""
 
 import random
 from collections import Counter
@@ -18,14 +18,17 @@ from torch import Tensor
 from relight.base.types import Constraint, FinishReason, Request, SamplingParams
 from relight.cache.prefix import MADE
 from relight.engine.guides import Guides
-from relight.engine.plan import Draw, Drawn, StepPlan
-from relight.engine.sampler import Sampler, read
+from relight.engine.plan import Draw, Proposed, Result, StepPlan
+from relight.engine.sampler import Sampler
+from relight.engine.speculate import Speculation
 from relight.text.grammar import Grammar, Vocabulary
 from relight.text.tokenizer import Tokenizer
 from tests.engine.conftest import (
+    REWIND,
     WINDOW,
     AtLast,
     AtOnce,
+    Guess,
     SimulatedEngine,
     SimulatedRunner,
     row_value,
@@ -55,26 +58,22 @@ def logits_of(value: int) -> Tensor:
 class SamplingRunner(SimulatedRunner):
     """Rows are hashes, logits are drawn from the hash of a row, tokens come from the sampler."""
 
-    def __init__(self, engine: SimulatedEngine) -> None:
-        super().__init__(engine.pool, engine.limits.num_slots, engine.records.total)
+    def __init__(self, engine: SimulatedEngine, rewind: int, guess: Guess | None) -> None:
         slots = engine.limits.num_slots
+        super().__init__(engine.pool, slots, engine.records.total, rewind, guess)
         self.sampler = Sampler(slots, SIZE, torch.device("cpu"))
         self.last_tokens = torch.zeros(slots, dtype=torch.int64)
 
-    def execute(self, plan: StepPlan) -> list[Drawn]:  # type: ignore[override]
+    def execute(self, plan: StepPlan) -> list[Result]:
         self.sampler.set_counts(plan.counts)
-        values = super().execute(plan)
-        if not plan.draws:
-            return []
-        logits = torch.stack(list(map(logits_of, values)))
-        sampled = self.sampler.draw(plan.draws, logits, self.last_tokens)
-        for draw, token in zip(plan.draws, sampled.tokens.tolist(), strict=True):
-            self.last[draw.slot] = max(token, 0)
-            self.last_tokens[draw.slot] = max(token, 0)
-        return read(sampled)
+        return super().execute(plan)
 
     def _draw(self, draw: Draw, value: int) -> int:
-        return value
+        """By itself, as a row does not depend on the rows beside it."""
+        logits = logits_of(value).unsqueeze(0)
+        (token,) = self.sampler.draw([draw], logits, self.last_tokens).tokens.tolist()
+        self.last[draw.slot] = self.last_tokens[draw.slot] = max(token, 0)
+        return int(token)
 
 
 def may_follow(
@@ -187,7 +186,26 @@ class Guided:
         **limits: Any,
     ) -> None:
         self.engine = make_engine(executor=executor, max_context=context, **limits)
-        self.engine.runner = SamplingRunner(self.engine)
+        speculation = self.engine.scheduler.speculation
+        rewind = max(REWIND, speculation.depth + 1) if speculation else REWIND
+        self.engine.runner = SamplingRunner(self.engine, rewind, self.guess)
+        self._texts: dict[tuple[str, bytes], list[int]] = {}
+        self.num_guided = 0  # guesses for answers with grammars
+
+    def guess(self, slot: int, position: int, count: int) -> Proposed:
+        """Mostly right, and sometimes a marker."""
+        scheduler = self.engine.scheduler
+        found = next(s for s in (*scheduler.running, *scheduler.leaving) if s.slot == slot)
+        roles = bytes(found.roles[: found.num_prompt])
+        self.num_guided += found.guide is not None
+        key = found.request.id, roles
+        if key not in self._texts:
+            made, _ = answer_alone(found.request, roles, self.engine.limits.max_context)
+            self._texts[key] = [*found.request.prompt, *made]
+        rng = random.Random(f"{key} {position}")
+        text = self._texts[key][position : position + count]
+        text = [t if rng.random() < 0.8 else rng.choice([MARK.dsml, 5]) for t in text]
+        return Proposed(tuple(text), (1.0,) * len(text))
 
     def add(self, request: Request) -> None:
         engine = self.engine
@@ -229,6 +247,7 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
             num_slots=rng.randint(2, 5),
             num_records=rng.choice([0, 3, 12]),
             admit_output=rng.choice([1, 4]) if tight else 40,
+            speculation=Speculation(rng.randint(1, 5)) if number % 3 else None,
         )
         engine, left = guided.engine, rng.randint(4, 8)
         engine.loop._guides = guides(Slow() if number % 2 else AtOnce())
@@ -239,12 +258,16 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
             engine.step()
         guided.check()
         seen.update(engine.finishes.values())
+        if engine.scheduler.speculation:
+            seen["guessed before a grammar"] += guided.num_guided
+            seen["guessed right"] += sum(engine.scheduler.speculation.tally.accepted)
         for sequence in engine.sequences.values():
             constraint = sequence.request.constraint
             if constraint is not None:
                 seen["preempted"] += sequence.num_preemptions > 0
                 seen["begun later"] += constraint.after in engine.texts[sequence.request.id][:-2]
-    assert all(seen[kind] for kind in ("stop", "length", "begun later"))
+    wanted = ("stop", "length", "begun later", "guessed right", "guessed before a grammar")
+    assert all(seen[kind] for kind in wanted), seen
     assert seen["preempted"] or not tight
 
 
