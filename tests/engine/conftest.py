@@ -15,7 +15,17 @@ from relight.cache.prefix import GIVEN, MADE, PrefixIndex, RecordPool
 from relight.engine import sequence
 from relight.engine.admission import Limits
 from relight.engine.loop import Loop
-from relight.engine.plan import LAST_SAMPLED, Draw, Proposed, RecordMove, Result, Rows, StepPlan
+from relight.engine.plan import (
+    LAST_SAMPLED,
+    Draw,
+    Drawn,
+    Proposed,
+    RecordMove,
+    Result,
+    Rows,
+    Scored,
+    StepPlan,
+)
 from relight.engine.scheduler import Scheduler
 from relight.engine.speculate import Speculation
 from relight.engine.steps import InTurn, Overlapped
@@ -36,7 +46,12 @@ class SimulatedRunner:
     record or a row computed in the wrong role gives another text, or trips an assertion."""
 
     def __init__(
-        self, pool: BlockPool, num_slots: int, num_records: int, rewind: int, guess: Guess
+        self,
+        pool: BlockPool,
+        num_slots: int,
+        num_records: int,
+        rewind: int = REWIND,
+        guess: Guess | None = None,
     ) -> None:
         self.pool = pool
         self.rewind = rewind
@@ -62,28 +77,37 @@ class SimulatedRunner:
         hidden = {rows.slot: self._run(rows, MADE) for rows in plan.made}
         hidden |= {rows.slot: self._run(rows, GIVEN) for rows in plan.given}
         assert len(hidden) == len(plan.made) + len(plan.given), "a sequence has rows twice"
-        tokens: list[Result] = []
-        guesses: list[Result] = []
-        draws = iter(plan.draws)
-        for rows in (*plan.made, *plan.given):
-            if not rows.sample:
-                assert not rows.proposed
-                assert not rows.propose
-                continue
-            drawn = [self._draw(next(draws), rows, value) for value in hidden[rows.slot]]
-            tokens += drawn
-            right = 0
-            while right < rows.proposed and drawn[right] == rows.tokens[right - rows.proposed]:
-                right += 1
-            if rows.propose:
-                following = self.lengths[rows.slot] - rows.proposed + right + 1
-                guesses.append(self.guess(rows.slot, following, rows.propose))
-        assert next(draws, None) is None
-        tokens += guesses
+        values = [value for rows in (*plan.made, *plan.given) for value in hidden[rows.slot]]
+        results: list[Result] = [*self._drawn(plan, values)]
+        results += self._guesses(plan, results)
         for move in plan.takes:
             self._take(move)
         self._fail("end")
-        return tokens
+        return results
+
+    def _drawn(self, plan: StepPlan, values: Sequence[int]) -> Sequence[Drawn]:
+        return [self._draw(draw, value) for draw, value in zip(plan.draws, values, strict=True)]
+
+    def _guesses(self, plan: StepPlan, drawn: Sequence[Result]) -> list[Proposed]:
+        """Behind the draw of each sequence that counts."""
+        guesses, draws = [], iter(zip(plan.draws, drawn, strict=True))
+        for rows in (*plan.made, *plan.given):
+            found = list(itertools.islice(draws, rows.proposed + 1 if rows.sample else 0))
+            for place, (draw, _) in enumerate(found):
+                assert draw.slot == rows.slot
+                assert draw.position == self.lengths[rows.slot] - rows.proposed + place
+            right = 0
+            while right < rows.proposed:
+                result = found[right][1]
+                token = result.token if isinstance(result, Scored) else result
+                if token != rows.tokens[right - rows.proposed]:
+                    break
+                right += 1
+            if rows.propose:
+                assert self.guess is not None, "nobody guesses here"
+                guesses.append(self.guess(rows.slot, found[right][0].position + 1, rows.propose))
+        assert next(draws, None) is None
+        return guesses
 
     def _fail(self, point: str) -> None:
         if point in self.faults:
@@ -102,7 +126,7 @@ class SimulatedRunner:
             values.append(value)
         self.lengths[slot] = rows.start + len(rows.tokens)
         self._fail("rows")
-        return values[-1 - rows.proposed :]
+        return values[-1 - rows.proposed :] if rows.sample else []
 
     def _window(self, slot: int, position: int) -> list[int]:
         ring, values = self.rings[slot], []
@@ -138,9 +162,7 @@ class SimulatedRunner:
         first = move.boundary - WINDOW
         self.records[move.record] = [(first + i, value) for i, value in enumerate(values)]
 
-    def _draw(self, draw: Draw, rows: Rows, value: int) -> int:
-        assert draw.slot == rows.slot
-        assert 0 <= self.lengths[draw.slot] - draw.position <= rows.proposed
+    def _draw(self, draw: Draw, value: int) -> int:
         token = drawn_token(value, draw.sampling, draw.position)
         self.last[draw.slot] = token
         return token
@@ -247,9 +269,7 @@ class SimulatedEngine:
         )
         self.scheduler = Scheduler(self.limits, self.index, speculation)
         rewind = max(REWIND, speculation.depth + 1) if speculation else REWIND
-        self.runner = SimulatedRunner(
-            self.pool, num_slots, num_records, rewind, guess or self._cannot_guess
-        )
+        self.runner = SimulatedRunner(self.pool, num_slots, num_records, rewind, guess)
         self.now = 0.0
         steps = Overlapped(self, executor) if executor else InTurn(self)
         self.loop = Loop(self.scheduler, steps, clock=lambda: self.now)
@@ -288,9 +308,6 @@ class SimulatedEngine:
         self.sequences[request.id] = self.scheduler.waiting[-1]
         self.texts[request.id] = []
         return request.id
-
-    def _cannot_guess(self, slot: int, position: int, count: int) -> Proposed:
-        raise AssertionError("nobody guesses here")
 
     def launch(self, plan: StepPlan) -> list[Result]:
         """What the loop takes for a runner."""

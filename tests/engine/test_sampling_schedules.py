@@ -13,9 +13,11 @@ from torch import Tensor
 
 from relight.base.types import FinishReason, Request, SamplingParams, TokenDelta
 from relight.cache.prefix import MADE
-from relight.engine.plan import Draw, Drawn, StepPlan
+from relight.engine.plan import Drawn, Proposed, StepPlan
 from relight.engine.sampler import Sampler, read
+from relight.engine.speculate import Speculation
 from tests.engine.conftest import (
+    REWIND,
     VOCAB,
     WINDOW,
     AtLast,
@@ -44,12 +46,21 @@ class SamplingRunner(SimulatedRunner):
     """Rows are hashes, logits are drawn from the hash of a row, tokens come from the sampler."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
-        super().__init__(engine.pool, engine.limits.num_slots, engine.records.total)
+        speculation = engine.scheduler.speculation
+        super().__init__(
+            engine.pool,
+            engine.limits.num_slots,
+            engine.records.total,
+            max(REWIND, speculation.depth + 1) if speculation else REWIND,
+            self._guess,
+        )
+        self.engine = engine
+        self.rng = random.Random("guesses")
+        self.texts: dict[tuple[str, bytes], list[int]] = {}
         self.sampler = Sampler(engine.limits.num_slots, VOCAB, torch.device("cpu"))
 
-    def execute(self, plan: StepPlan) -> list[Drawn]:  # type: ignore[override]
+    def _drawn(self, plan: StepPlan, values: Sequence[int]) -> list[Drawn]:
         self.sampler.set_counts(plan.counts)
-        values = super().execute(plan)
         if not plan.draws:
             return []
         logits = torch.stack(list(map(logits_of, values)))
@@ -61,10 +72,22 @@ class SamplingRunner(SimulatedRunner):
             self.last[draw.slot] = max(token, 0)
         return read(sampled)
 
-    def _draw(self, draw: Draw, value: int) -> int:
-        """The value of the row: all rows are drawn together."""
-        assert draw.position == self.lengths[draw.slot]
-        return value
+    def _guess(self, slot: int, position: int, count: int) -> Proposed:
+        """Two of three are right, as far as there are tokens."""
+        scheduler = self.engine.scheduler
+        found = next(s for s in (*scheduler.running, *scheduler.leaving) if s.slot == slot)
+        prompt, roles = found.request.prompt, found.roles[: found.num_prompt]
+        key = found.request.id, bytes(roles)
+        if key not in self.texts:
+            context = self.engine.limits.max_context
+            self.texts[key], _, _ = answer_alone(prompt, roles, found.request.sampling, context)
+        text = self.texts[key]
+        tokens = [
+            token if self.rng.random() < 2 / 3 else (token + 1) % VOCAB
+            for token in [*prompt, *text][position : position + count]
+        ]
+        tokens += [5] * (count - len(tokens))
+        return Proposed(tuple(tokens), (1.0,) * count)
 
 
 def answer_alone(
@@ -126,6 +149,7 @@ class Watched:
         *,
         tight: bool = False,
         executor: Executor | None = None,
+        depth: int = 0,
     ) -> None:
         self.engine = make_engine(
             num_pages=rng.randint(10, 14) if tight else 60,
@@ -135,6 +159,7 @@ class Watched:
             max_step_tokens=rng.choice([5, 16]),
             admit_output=rng.choice([1, 4]) if tight else 40,
             executor=executor,
+            speculation=Speculation(depth) if depth else None,
         )
         self.runner = self.engine.runner = SamplingRunner(self.engine)
         self.deltas: dict[str, list[TokenDelta]] = {}
@@ -183,15 +208,20 @@ class Watched:
 
 @pytest.mark.parametrize("executor", [None, AtOnce, AtLast], ids=["in turn", "at once", "at last"])
 @pytest.mark.parametrize("tight", [True, False])
+@pytest.mark.parametrize("depth", [0, 6])
 def test_no_schedule_changes_what_is_drawn(
-    make_engine: type[SimulatedEngine], tight: bool, executor: Callable[[], Executor] | None
+    make_engine: type[SimulatedEngine],
+    depth: int,
+    tight: bool,
+    executor: Callable[[], Executor] | None,
 ) -> None:
-    """In turn, and where a step is planned before the tokens of the one before are known."""
+    """In turn, and where a step is planned before the tokens of the one before are known; with
+    guesses or without."""
     rng = random.Random(f"sampling {tight}")
     seen: Counter[str] = Counter()
     for _ in range(SCHEDULES):
         steps = executor() if executor else None
-        watched = Watched(make_engine, rng, tight=tight, executor=steps)
+        watched = Watched(make_engine, rng, tight=tight, executor=steps, depth=depth)
         engine, left = watched.engine, rng.randint(4, 8)
         while left or not engine.loop.idle:
             if left and rng.random() < 0.4:
@@ -207,7 +237,9 @@ def test_no_schedule_changes_what_is_drawn(
         seen.update(engine.finishes.values())
         seen["counts set again"] += any(c.tokens for plan in engine.plans for c in plan.counts)
         assert engine.pool.num_held == engine.records.num_held == 0
-    wanted = {"stop", "length", "error"}
+        if engine.scheduler.speculation is not None:
+            seen["accepted"] += sum(engine.scheduler.speculation.tally.accepted)
+    wanted = {"stop", "length", "error", *(["accepted"] if depth else [])}
     wanted |= {"preempted while counted", "counts set again"} if tight else set()
     assert wanted <= {name for name, count in seen.items() if count}
 
