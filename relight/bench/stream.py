@@ -2,101 +2,15 @@
 no clock; times are handed in."""
 
 import hashlib
-from typing import Any
 
 import msgspec
 
 from relight.base.sse import EventSplitter
+from relight.bench.chunk import Choice, Chunk, Delta, Speculation, Usage, decode
 from relight.bench.record import Drafts, Failure, ServerTimes
 
 MAX_ERROR = 300
 LOOP_TAIL = 400
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function | None = None
-
-
-class _Delta(msgspec.Struct):
-    role: str | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _OutputDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class _Timing(msgspec.Struct):
-    """Ours, beside usage."""
-
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    decode_ms: float | None = None
-
-
-class _Usage(msgspec.Struct):
-    timing: _Timing | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _OutputDetails | None = None
-
-
-class _Speculation(msgspec.Struct):
-    num_spec_steps: int | None = None
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-    acceptance_histogram: list[int] | dict[str, int] | None = None
-
-
-class _Metrics(msgspec.Struct):
-    """vLLM's, where it was started to tell them; ours have the same shape for speculation."""
-
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
-    queue_time_ms: float | None = None
-    speculative_decoding: _Speculation | None = None
-
-
-class _Timings(msgspec.Struct):
-    """llama.cpp's."""
-
-    prompt_ms: float | None = None
-    predicted_ms: float | None = None
-    draft_n: int | None = None
-    draft_n_accepted: int | None = None
-
-
-class _Chunk(msgspec.Struct):
-    metrics: _Metrics | None = None
-    timings: _Timings | None = None
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
-    object: str | None = None
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Stream:
@@ -112,8 +26,8 @@ class Stream:
         leave_after: int | None = None,
     ) -> None:
         """`wanted` tokens must come; `most` were allowed; after so many chunks nothing more is
-        wanted. Without usage an answer that ended by its
-        length has just those, and of another nobody knows how many it has."""
+        wanted. Without usage an answer that ended by its length has just those, and of another
+        nobody knows how many it has."""
         self.wanted = wanted
         self.most = wanted if most is None else most
         self.needs_done = needs_done
@@ -124,7 +38,7 @@ class Stream:
         self.t_first_answer: float | None = None
         self.t_end: float | None = None
         self.chunks: list[tuple[float, int]] = []
-        self.usage: _Usage | None = None
+        self.usage: Usage | None = None
         self.finish: str | None = None
         self.failure: Failure | None = None
         self.error = ""
@@ -190,7 +104,7 @@ class Stream:
             self.done = True
             return
         try:
-            chunk = _decode(payload)
+            chunk = decode(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as problem:
             self.fail("protocol", f"event is no chunk of an answer: {problem}")
             return
@@ -204,7 +118,7 @@ class Stream:
             self.usage = chunk.usage
         self._details(chunk)
 
-    def _details(self, chunk: _Chunk) -> None:
+    def _details(self, chunk: Chunk) -> None:
         """What a server tells of this one request, in any of three shapes."""
         timing = chunk.usage.timing if chunk.usage else None
         if timing is not None:
@@ -227,7 +141,7 @@ class Stream:
             if last.draft_n is not None:
                 self.drafts = Drafts(drafted=last.draft_n, accepted=last.draft_n_accepted)
 
-    def _count(self, chunk: _Chunk) -> int:
+    def _count(self, chunk: Chunk) -> int:
         """Tokens of this chunk where the server tells them: usage on every chunk, or token ids."""
         if chunk.usage is not None and chunk.choices:
             total = chunk.usage.completion_tokens or 0
@@ -235,8 +149,8 @@ class Stream:
             return max(new, 0)
         return sum(len(choice.token_ids or ()) for choice in chunk.choices or ())
 
-    def _choice(self, choice: _Choice, counted: int, now: float) -> None:
-        delta = choice.delta or _Delta()
+    def _choice(self, choice: Choice, counted: int, now: float) -> None:
+        delta = choice.delta or Delta()
         answer = (delta.content or "") + (choice.text or "")
         reasoning = (delta.reasoning_content or "") or (delta.reasoning or "")
         calls = [call.function for call in delta.tool_calls or () if call.function]
@@ -276,7 +190,7 @@ class Stream:
         if not self.chunks:
             self.fail("protocol", "no token came")
         elif self.finish == "length":
-            self.usage = _Usage(completion_tokens=self.most)
+            self.usage = Usage(completion_tokens=self.most)
         elif self.wanted is not None:
             self.fail("length", f"finish reason {self.finish!r}; wanted {self.wanted} tokens")
 
@@ -299,7 +213,7 @@ def _s(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else round(milliseconds / 1e3, 6)
 
 
-def _drafts(told: _Speculation) -> Drafts:
+def _drafts(told: Speculation) -> Drafts:
     """A histogram alone tells the rest: entry i counts the verifications that accepted i drafts."""
     histogram = told.acceptance_histogram or ()
     if isinstance(histogram, dict):
