@@ -122,7 +122,8 @@ async def _serve(pace_ms: float) -> None:
     command = [sys.executable, "-m", "tools.front_cost", "engine", str(pace_ms)]
     client = ProcessClient(Settings(model=str(vocabulary())), command=command)
     queue = Queue(QueueLimits(), metrics.observer("0"))
-    session = Session.open(Settings(model=str(vocabulary())), client, queue)
+    settings = Settings(model=str(vocabulary()), encoding="v4")
+    session = Session.open(settings, client, queue)
     options = ServeOptions(names=("none",), max_open=4096)
     http = HttpServer(Server([session], options, metrics, queues=[queue]))
     await client.start()

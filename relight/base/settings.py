@@ -33,11 +33,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...], declare("model", "further names that clients may send for the model")
     ] = ()
     encoding: Annotated[
-        Literal["v4", "v4-first", "v4.1"],
+        Literal["auto", "v4", "v4-first", "v4.1"],
         declare(
-            "model", "prompt layout; v4-first: the first release of V4-Flash; v4.1: V4.1-Flash"
+            "model",
+            "prompt layout; auto: v4 or v4.1, as the model is; v4-first: the first release of "
+            "V4-Flash, which looks like the later ones",
         ),
-    ] = "v4"
+    ] = "auto"
     trust_tokenizer: Annotated[
         bool, declare("model", "accept marker tokens whose ids differ from the official table")
     ] = False

@@ -117,7 +117,8 @@ def weight_notes(
 
 def model_notes(config: ModelConfig, settings: Settings) -> Iterator[str]:
     """What of the settings does not fit the model."""
-    if (config.generation == "v4.1") != (settings.encoding == "v4.1"):
+    is_other = (config.generation == "v4.1") != (settings.encoding == "v4.1")
+    if settings.encoding != "auto" and is_other:
         kind = config.generation.upper()
         yield (
             f"the model is a {kind} and encoding is {settings.encoding}: it was trained on prompts "

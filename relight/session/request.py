@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from relight.base.errors import BadCheckpoint, BadRequest, BadSetting, TooLong
-from relight.base.types import SamplingParams
+from relight.base.types import Request, SamplingParams
 from relight.text.constrain import Format
 from relight.text.conversation import Conversation
 
@@ -207,3 +207,23 @@ def check_min_tokens(options: Options, default: int) -> None:
             "raise max_tokens",
             param="min_tokens",
         )
+
+
+def scoring(request: Request) -> Request:
+    """A request that makes its prompt from the first token on. Raises `BadRequest` if it would make
+    nothing."""
+    first, forced = request.prompt[:1], request.prompt[1:]
+    asked = request.sampling
+    if not forced and not asked.max_tokens:
+        raise BadRequest(
+            "prompt is one token, which has no log probability, and max_tokens is 0; send more of "
+            "one of them",
+            param="max_tokens",
+        )
+    sampling = msgspec.structs.replace(
+        asked,
+        forced=forced,
+        max_tokens=len(forced) + asked.max_tokens,
+        min_tokens=len(forced) + asked.min_tokens if asked.min_tokens else 0,
+    )
+    return msgspec.structs.replace(request, prompt=first, sampling=sampling)

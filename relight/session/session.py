@@ -21,6 +21,7 @@ from relight.engine.client import EngineClient
 from relight.session.aside import aside, num_characters
 from relight.session.checker import Checker, InChild, InProcess
 from relight.session.constrain import Constrainer
+from relight.session.encoding import encoding_of
 from relight.session.heard import Heard
 from relight.session.job import Job, Observer, Times, stop_token, text_tokens
 from relight.session.memory import Memory, Opening
@@ -34,6 +35,7 @@ from relight.session.request import (
     check_min_tokens,
     output_limit,
     sampling,
+    scoring,
 )
 from relight.text.calls import Markup
 from relight.text.constrain import Wanted
@@ -103,7 +105,7 @@ class Session:
         tokenizer = Tokenizer.load(folder, trust=settings.trust_tokenizer)
         # Else a prompt has the same ids whatever was answered before.
         reuses = settings.reuse_generated == "on" and settings.prefix_cache == "on"
-        encoder = PromptEncoder(tokenizer, settings.encoding)
+        encoder = PromptEncoder(tokenizer, encoding_of(settings, folder, tokenizer))
         models_own = SamplingDefaults.load(folder)
         return cls(
             client() if callable(client) else client,
@@ -202,7 +204,7 @@ class Session:
             raise BadRequest("prompt is empty; send at least one token", param="prompt")
         request = self._request(ids, options, RAW_MAX_TOKENS, "prompt")
         if scored:
-            request = _scoring(request)
+            request = scoring(request)
         request = await self._constrained(request, Wanted(start="raw", format=options.format))
         return Job(request, options, "raw", arrived)
 
@@ -374,23 +376,3 @@ class Session:
         token = stop_token(job, last)
         asked = token if token in job.options.stop_token_ids else None
         return Finish("tool_calls" if pipeline.called else "stop", usage, asked)
-
-
-def _scoring(request: Request) -> Request:
-    """A request that makes its prompt from the first token on. Raises `BadRequest` if it would make
-    nothing."""
-    first, forced = request.prompt[:1], request.prompt[1:]
-    asked = request.sampling
-    if not forced and not asked.max_tokens:
-        raise BadRequest(
-            "prompt is one token, which has no log probability, and max_tokens is 0; send more of "
-            "one of them",
-            param="max_tokens",
-        )
-    sampling = msgspec.structs.replace(
-        asked,
-        forced=forced,
-        max_tokens=len(forced) + asked.max_tokens,
-        min_tokens=len(forced) + asked.min_tokens if asked.min_tokens else 0,
-    )
-    return msgspec.structs.replace(request, prompt=first, sampling=sampling)

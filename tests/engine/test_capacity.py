@@ -212,7 +212,8 @@ def test_a_layout_of_prompts_that_does_not_fit_the_model_is_noted() -> None:
     assert not notes(V4_FLASH)
     assert not notes(V4_FLASH, encoding="v4-first")
     assert not notes(V41_FLASH, encoding="v4.1", engram="mmap")
-    (note,) = notes(V41_FLASH)
+    assert not notes(V41_FLASH)
+    (note,) = notes(V41_FLASH, encoding="v4")
     assert "set encoding to v4.1" in note
     (note,) = notes(V4_FLASH, encoding="v4.1")
     assert "set encoding to v4" in note
