@@ -95,9 +95,12 @@ def _draw(
         yield _letters(rng, language, split, thinking=rng.random() < 0.5)
     elif task in ("tool call", "tool result"):
         box = tools.draw_toolbox(rng, language, split)
-        make = _tool_call if task == "tool call" else _tool_result
+        thinking = rng.random() < 0.5  # what asks for it stands in front of the tools
         for _ in range(REQUESTS_PER_TOOLBOX):
-            yield make(rng, language, box)
+            if task == "tool call":
+                yield _tool_call(rng, language, box, thinking=thinking)
+            else:
+                yield _tool_result(rng, language, box)
     else:
         yield from _keys(task, rng, language, split, count_tokens)
 
@@ -139,8 +142,7 @@ def letters_output(language: Language, task: letters.Count, *, thinking: bool) -
     return Output(letters.worked_answer(language, task))
 
 
-def _tool_call(rng: Random, language: Language, box: tools.Toolbox) -> Instance:
-    thinking = rng.random() < 0.5
+def _tool_call(rng: Random, language: Language, box: tools.Toolbox, *, thinking: bool) -> Instance:
     request = tools.draw_request(rng, language, box)
     call = request.call("call_0")
     return Instance(
