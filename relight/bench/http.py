@@ -19,6 +19,8 @@ from relight.base.errors import BadSetting
 from relight.bench.record import Failure
 
 CONNECT_S = 10.0
+MOST_WHOLE = 32 * 1024**2
+"""Bytes of an answer that is kept: no list of models and no page of metrics is larger."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -197,10 +199,12 @@ class Whole:
 
     def body(self, data: bytes, now: float) -> bool:
         self.data += data
+        if len(self.data) > MOST_WHOLE:
+            self.problem, self.over = "the answer does not end", True
         return True
 
     def end(self, now: float, problem: Failure | None = None, why: str = "") -> None:
-        self.problem = why if problem else ""
+        self.problem = self.problem or (why if problem else "")
 
 
 async def get(

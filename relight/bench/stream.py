@@ -10,6 +10,10 @@ from relight.bench.chunk import Choice, Chunk, Delta, Speculation, Usage, decode
 from relight.bench.record import Drafts, Failure, ServerTimes
 
 MAX_ERROR = 300
+MOST_BYTES = 16 * 1024**2
+"""Without an event. The longest event is a chunk of a few kilobytes."""
+MOST_CHUNKS = (8, 1000)
+"""So many a token, and so many besides: half characters and calls may be several chunks."""
 LOOP_TAIL = 400
 
 
@@ -47,6 +51,7 @@ class Stream:
         self._plain = bytearray()
         self._is_stream = False
         self._counted = 0
+        self._silent = 0
         self._texts: list[str] = []
         self._answers: list[str] = []
         self.server: ServerTimes | None = None
@@ -77,13 +82,24 @@ class Stream:
                 self._plain += data
             return False
         before = len(self.chunks)
+        self._silent += len(data)
         for name, payload in self._events.feed(data):
             if self.over:
                 break
+            self._silent = 0
             self._event(name, payload, now)
             if self.leave_after is not None and len(self.chunks) >= self.leave_after:
                 self.fail("cancelled", "the client went away, as it was to")
+        self._judge_flood()
         return len(self.chunks) > before
+
+    def _judge_flood(self) -> None:
+        """A server that does not stop would fill our memory before it is late."""
+        if self._silent > MOST_BYTES:
+            self.fail("protocol", f"{self._silent:,} bytes came without an event")
+        each, besides = MOST_CHUNKS
+        if self.most is not None and len(self.chunks) > each * self.most + besides:
+            self.fail("protocol", f"{len(self.chunks):,} chunks came where {self.most} tokens may")
 
     def end(self, now: float, problem: Failure | None = None, why: str = "") -> None:
         """The body ended, or `problem` did. The first failure is the one that is told."""

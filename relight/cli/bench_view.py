@@ -104,6 +104,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
     if engine is not None:
         yield "engine TTFT, mean s", number(engine.ttft)
         yield "engine queue, mean s", number(engine.queue)
+        if engine.advance_closure is not None:
+            yield "advance over step and time per token", number(engine.advance_closure, 3)
     if (spec := result.spec) is not None:
         yield "tokens a verification", number(spec.al_pooled, 3)
         yield "… mean over requests", number(spec.al_mean_req, 3)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.base.sse import EventSplitter
+from relight.bench.http import Whole
 from relight.bench.record import Failure
 from relight.bench.stream import Stream, is_looping
 
@@ -96,6 +97,30 @@ def test_another_length_than_asked_is_a_failure_unless_free() -> None:
     assert judged(WHOLE, wanted=None).failure is None
     stopped = [*WHOLE[:5], choice(finish="stop"), *WHOLE[6:]]
     assert judged(stopped, wanted=3).failure == "length"
+
+
+def test_a_server_that_does_not_stop_is_left() -> None:
+    flood = Stream(4)
+    flood.headers(200, "text/event-stream", 0.0)
+    for _ in range(2000):
+        flood.body(choice(content="x"), 1.0)
+        if flood.over:
+            break
+    assert flood.failure == "protocol"
+    assert len(flood.chunks) <= 8 * 4 + 1001
+    endless = Stream(4)
+    endless.headers(200, "text/event-stream", 0.0)
+    for _ in range(40):
+        endless.body(b"x" * 2**20, 1.0)
+        if endless.over:
+            break
+    assert endless.failure == "protocol"
+    assert "without an event" in endless.error
+    whole = Whole()
+    while not whole.over:
+        whole.body(b"x" * 2**20, 1.0)
+    whole.end(2.0)
+    assert whole.problem == "the answer does not end"
 
 
 def test_a_token_without_text_is_a_token_and_a_prelude_is_none() -> None:
