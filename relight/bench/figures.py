@@ -170,17 +170,22 @@ def _tokens_within(record: Record, start: float, end: float) -> float:
 
 
 def drift(records: Sequence[Record], scenario: Scenario) -> float | None:
-    """Relative change of time per token from the first to the second half of the largest class."""
-    kinds = Counter(r.kind for r in good(records) if r.tpot is not None)
-    if not kinds:
+    """Relative change of time per token from the first to the second half of the largest class. Of
+    conversations, turn with turn: their prompts grow. A trace has another load all the time."""
+    traced = {one.name for one in scenario.classes if one.trace is not None}
+    told = [r for r in good(records) if r.tpot is not None and r.kind not in traced]
+    kinds = Counter(r.kind for r in told)
+    largest = kinds.most_common(1)[0][0] if kinds else None
+    early: list[float] = []
+    late: list[float] = []
+    for turn in {r.turn for r in told if r.kind == largest}:
+        own = sorted((r.t_sched, r.tpot) for r in told if r.kind == largest and r.turn == turn)
+        values = known(value for _, value in own)
+        half = len(values) // 2
+        early, late = [*early, *values[:half]], [*late, *values[len(values) - half :]]
+    if len(early) < DRIFT_MIN // 2 or statistics.fmean(early) <= 0:
         return None
-    own = sorted(good(records, kinds.most_common(1)[0][0]), key=lambda r: r.t_sched)
-    values = known(r.tpot for r in own)
-    if len(values) < DRIFT_MIN:
-        return None
-    half = len(values) // 2
-    early, late = statistics.fmean(values[:half]), statistics.fmean(values[-half:])
-    return late / early - 1 if early > 0 else None
+    return statistics.fmean(late) / statistics.fmean(early) - 1
 
 
 def jain(records: Sequence[Record]) -> float | None:

@@ -8,9 +8,12 @@ import pytest
 from relight.base.errors import BadSetting
 from relight.bench import inside, metrics
 from relight.bench.arms import tails
+from relight.bench.figures import drift
 from relight.bench.mixed import probe_rate, shape
 from relight.bench.needles import depths_of, kinds_of
 from relight.bench.record import Drafts, Record, ServerTimes
+from relight.bench.scenario import Trace
+from relight.bench.selftest.harness import scenario
 from relight.bench.soak import seconds, trend
 from relight.bench.stats import bootstrap
 from relight.bench.stream import Stream
@@ -192,3 +195,22 @@ def test_shapes_times_rates_and_kinds_are_read_or_refused() -> None:
     ):
         with pytest.raises(BadSetting, match="wanted"):
             read(text)
+
+
+def timed(number: int, tpot: float, turn: int | None = None) -> Record:
+    """An answer of eight tokens at that pace; numbers are seconds."""
+    chunks = tuple((number + tpot * i, 1) for i in range(8))
+    return Record(id=number, kind="one", t_sched=float(number), n_out=8, chunks=chunks, turn=turn)
+
+
+def test_drift_of_conversations_is_told_turn_by_turn() -> None:
+    talks = scenario()
+    growing = [timed(i, 0.1 * (1 + i // 8), turn=i // 8) for i in range(24)]
+    assert drift(growing, talks) == pytest.approx(0.0)
+    slowing = [timed(i, 0.1 + 0.1 * (i % 8 >= 4), turn=i // 8) for i in range(24)]
+    assert drift(slowing, talks) == pytest.approx(1.0)
+    plain = [timed(i, 0.1 if i < 4 else 0.2) for i in range(8)]
+    assert drift(plain, talks) == pytest.approx(1.0)
+    assert drift(plain[:7], talks) is None
+    trace = msgspec.structs.replace(talks.classes[0], users=0, trace=Trace(file="x"))
+    assert drift(plain, msgspec.structs.replace(talks, classes=[trace])) is None
