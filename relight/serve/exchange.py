@@ -28,7 +28,7 @@ from relight.base.errors import (
     Unsupported,
 )
 from relight.serve import sse
-from relight.serve.connection import abort
+from relight.serve.connection import abort, is_closed
 from relight.serve.voice import OPENAI, Problem, Voice
 from relight.session import Job
 
@@ -227,12 +227,9 @@ class Exchange:
         self.status = status
         self._last_write = time.monotonic()
         all_headers = [*headers, *self.headers]
-        try:
-            await self._send(
-                {"type": "http.response.start", "status": status, "headers": all_headers}
-            )
-        except OSError as error:
-            raise ClientGone from error
+        await self._pass_on(
+            {"type": "http.response.start", "status": status, "headers": all_headers}
+        )
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         self._last_write = time.monotonic()
@@ -240,11 +237,20 @@ class Exchange:
         if self._answered is not None:
             self._answered.append(data)
         self._writes = True
-        try:
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except OSError as error:  # what ASGI servers raise for a connection that is gone
-            raise ClientGone from error
+        await self._pass_on({"type": "http.response.body", "body": data, "more_body": more})
         self._writes = False
+
+    async def _pass_on(self, message: MutableMapping[str, Any]) -> None:
+        """Raises `ClientGone`. ASGI servers raise OSError for a connection that is gone, and uvloop
+        another error for one that it has closed and not yet told so."""
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise ClientGone from error
+        except RuntimeError as error:
+            if not is_closed(self.scope):
+                raise
+            raise ClientGone from error
 
 
 def _text_of(parts: Iterable[bytes]) -> str:

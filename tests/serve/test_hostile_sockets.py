@@ -222,3 +222,52 @@ def test_what_is_no_request_harms_nobody(sent: bytes) -> None:
         writer.transport.abort()
 
     play(answering("a" + EOS), scene)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("cut", [None, 100, 330, 420])
+def test_the_body_of_a_request_that_asks_for_another_protocol_is_read(
+    chunked: bool, cut: int | None
+) -> None:
+    """Java's HTTP client offers HTTP/2 with the first request of a connection."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    head, _, body = request().partition(b"\r\n\r\n")
+    if chunked:
+        head = head.partition(b"content-length")[0] + b"transfer-encoding: chunked"
+        body = b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (9, body[:9], len(body) - 9, body[9:])
+    first = head + b"\r\n" + offer + b"\r\n" + body
+
+    async def scene(rig: Rig, port: int) -> None:
+        reader, writer = await open_(port)
+        for part in (first,) if cut is None else (first[:cut], first[cut:]):
+            writer.write(part)
+            await asyncio.sleep(0.05)
+        for _ in range(2):  # the connection goes on as it was
+            told = await reader.readuntil(b"\r\n\r\n")
+            assert b"200 OK" in told
+            length = int(told.partition(b"content-length: ")[2].partition(b"\r")[0])
+            assert json.loads(await reader.readexactly(length))["choices"]
+            writer.write(request())
+        writer.transport.abort()
+
+    play(answering("a" + EOS), scene)
+
+
+def test_a_client_that_goes_behind_a_second_request_ends_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A pipelined request makes the server stop reading, so only a write can find that out."""
+
+    async def scene(rig: Rig, port: int) -> None:
+        rig.client.gate.clear()
+        reader, writer = await open_(port)
+        writer.write(request(stream=True) + request())
+        await reader.readuntil(b"assistant")
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        rig.client.gate.set()
+        await until(lambda: bool(rig.client.aborted))
+        await until(lambda: rig.server.num_open == 0)
+
+    play(rig(ReplayClient(lambda _: tokens("a" * 3000))), scene)
+    assert not [record for record in caplog.records if record.exc_info]
