@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from relight.base.errors import ModelNotFound, Overloaded, RelightError, Unavailable
+from relight.base.errors import BadRequest, ModelNotFound, Overloaded, RelightError, Unavailable
 from relight.engine.client import EngineState
 from relight.serve.decode import shown
 from relight.serve.exchange import Exchange
@@ -86,6 +86,12 @@ class Server:
         with self.counted():
             session = self.ready()
             engine = self.sessions.index(session)
+            if num_sequences > self.options.max_open:
+                raise BadRequest(
+                    f"the request asks for {num_sequences} answers and the most at once is "
+                    f"{self.options.max_open} (--num-slots and --max-queue together); ask for less",
+                    param="n",
+                )
             if self.num_open + num_sequences > self.options.max_open:
                 retry_s = self.queues[engine].retry_s if self.queues else 1
                 raise Overloaded(

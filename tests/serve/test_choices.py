@@ -112,8 +112,12 @@ def test_later_choices_start_when_the_first_has_read_a_prompt_worth_sharing(
 def test_choices_count_against_the_room_for_sequences() -> None:
     one = rig(ReplayClient(answer), max_open=3)
     assert one.chat(n=3).status_code == 200
-    assert one.complete(["a", "b"], n=2).status_code == 429
-    assert one.chat(n=4).status_code == 429
+    with one.server.admit():
+        refused = one.complete(["a"], n=3)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    for never in (one.complete(["a", "b"], n=2), one.chat(n=4)):  # not even later
+        assert never.status_code == 400
+        assert never.json()["error"]["param"] == "n"
     assert one.server.num_open == 0
 
 
