@@ -6,7 +6,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import RelightError
-from relight.cli import bench, chat, checkpoint, evaluate, generate, run, show
+from relight.cli import bench, chat, checkpoint, evaluate, generate, kernels, run, show
 from relight.engine.openmp import let_threads_sleep
 
 REMEDY = "give another path, or see to its rights and to free space"
@@ -32,6 +32,7 @@ for command in (
     app.command()(command)
 app.command("eval")(evaluate.evaluate)
 app.add_typer(bench.app)
+app.add_typer(kernels.app)
 
 
 @app.command()

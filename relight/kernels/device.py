@@ -20,6 +20,13 @@ def architecture(device: torch.device) -> str:
     return device.type
 
 
+def cuda_architecture() -> str | None:
+    """Of the CUDA device that torch has current, if there is any."""
+    if not torch.cuda.is_available():
+        return None
+    return architecture(torch.device("cuda", torch.cuda.current_device()))
+
+
 def has_native_bf16(device: torch.device) -> bool:
     """True from SM80 on. CPUs and unknown devices keep float32 streams, which every device has."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

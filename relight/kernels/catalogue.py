@@ -1,0 +1,21 @@
+"""All kernels that there are to build for a device. Knows no argument of any."""
+
+from relight.kernels.build import Kernel
+from relight.kernels.experts import cuda as experts
+from relight.kernels.forms import Form, form_of
+from relight.kernels.linear import cuda as linear
+from relight.kernels.small import act_quant, slot_sum, stream_read
+
+ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
+"""What every kernel is compiled for in tests."""
+
+
+def kernels(arch: str) -> list[Kernel]:
+    """Of sm_NN or compute_NN, the shapes of V4-Flash."""
+    form = form_of(arch)
+    return [*linear.kernels(form), *experts.kernels(form), *_small(form)]
+
+
+def _small(form: Form) -> list[Kernel]:
+    quant = [act_quant(form, x_bf16=bf16) for bf16 in ((False, True) if form.bf16 else (False,))]
+    return [*quant, slot_sum(form), stream_read(form)]

@@ -1,0 +1,105 @@
+// Stored values as pairs for the matrix unit, exactly. Knows no layout of lanes.
+//
+// A decoder may leave out a power of two, the same for all values; the caller puts it back in float32 (E4M3_RAISE, RAISE). The
+// order in which a decoder gives the values of a word is its own: weights and tokens go through decoders of one order.
+#pragma once
+#include "lanes.cuh"
+
+#define LOAD16(how)                                                                                            \
+  uint4 v;                                                                                                     \
+  asm volatile("ld.global" how ".v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p)); \
+  return v
+D uint4 stream16(const void* p) { LOAD16(".nc.L1::no_allocate"); }  // read once: leaves L1 to the tokens
+D uint4 load16(const void* p) { LOAD16(""); }
+D u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+D u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+D u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
+D float e8m0(u32 b) { return __uint_as_float(b ? b << 23 : 0x400000u); }  // 2^(b - 127); NaN, 255, is refused at load
+
+D u16 to_bf16(float v) {  // nearest, ties to even
+  const u32 b = __float_as_uint(v);
+  return (b & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0 : b + 0x7FFF + (b >> 16 & 1) >> 16;
+}
+D float from_bf16(u16 b) { return __uint_as_float((u32)b << 16); }
+
+// Four E4M3 bytes -> two pairs.
+#if CONVERTS_E4M3  // sm_89 and later: order (0,1) (2,3)
+constexpr float E4M3_RAISE = 1.f;
+D void e4m3(u32 w, u32& p, u32& q) {
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }" : "=r"(p), "=r"(q) : "r"(w));
+}
+#elif X_BF16  // order (0,2) (1,3): seeeemmm in the place of a bf16 is value * 2^-120, which a bf16 multiply puts right
+constexpr float E4M3_RAISE = 1.f;
+D u32 raise_bf16(u32 a) {
+  u32 r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(0x7B807B80u), "r"(0x80008000u));
+  return r;
+}
+D void e4m3(u32 w, u32& p, u32& q) {
+  p = raise_bf16((w << 8 & 0x80008000u) | (w << 4 & 0x07F007F0u));
+  q = raise_bf16((w & 0x80008000u) | (w >> 4 & 0x07F007F0u));
+}
+#else  // order (0,2) (1,3): in the place of an fp16 it is value * 2^-8, subnormals too
+constexpr float E4M3_RAISE = 256.f;
+D void e4m3(u32 w, u32& p, u32& q) {
+  p = (w << 8 & 0x80008000u) | (w << 7 & 0x3F803F80u);
+  q = (w & 0x80008000u) | (w >> 1 & 0x3F803F80u);
+}
+#endif
+
+// 16 bytes of weights hold LOADED values, which are LOADED / 4 calls of step(); a UNIT of K has one scale.
+#if FORMAT == 8
+constexpr int UNIT = 128, LOADED = 16;
+constexpr float RAISE = E4M3_RAISE;
+D void step(const uint4& v, int i, u32& p, u32& q) { e4m3(word(v, i), p, q); }
+#elif FORMAT == 16
+constexpr int UNIT = 64, LOADED = 8;
+#if STEP_FORM < 80  // no bf16 operands: 2^8 times the value in fp16, exact for 2^-25 <= |w| < 2^8
+constexpr float RAISE = 1.f / 256;
+D u32 narrow(u32 w) {
+  u32 r;
+  asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
+      : "=r"(r)
+      : "f"(__uint_as_float(w << 16) * 256.f), "f"(__uint_as_float(w & 0xFFFF0000u) * 256.f));
+  return r;
+}
+#else
+constexpr float RAISE = 1.f;
+D u32 narrow(u32 w) { return w; }
+#endif
+D void step(const uint4& v, int i, u32& p, u32& q) {
+  p = narrow(word(v, 2 * i));
+  q = narrow(word(v, 2 * i + 1));
+}
+#else  // E2M1: the high byte of an fp16 that is value * 2^-14 is s000eem0; a word gives (0,2) (4,6), then (1,3) (5,7)
+constexpr int UNIT = 128, LOADED = 32;
+constexpr float RAISE = 16384.f;
+D void step(const uint4& v, int i, u32& p, u32& q) {
+  const u32 w = word(v, i >> 1);
+  const u32 low = (w << 4 & 0x80808080u) | (w << 1 & 0x0E0E0E0Eu), high = (w & 0x80808080u) | (w >> 3 & 0x0E0E0E0Eu);
+  const u32 b = i & 1 ? high : low;
+  p = __byte_perm(b, 0, 0x1404);
+  q = __byte_perm(b, 0, 0x3424);
+}
+#endif
+
+// The tokens' values that meet those 16 bytes, in the same order. X_BYTES is 1 (E4M3 with scales) or 2.
+constexpr int X_WORDS = LOADED * X_BYTES / 16;
+constexpr float X_RAISE = X_BYTES == 1 ? E4M3_RAISE : 1.f;
+D void unpack_x(const uint4 (&v)[X_WORDS], u32 (&pairs)[LOADED / 2]) {
+  UNROLL for (int i = 0; i < LOADED / 2; i += 2) {
+#if X_BYTES == 2
+    const u32 a = word(v[i / 4], i & 3), b = word(v[i / 4], (i & 3) + 1);
+    const bool as_stored = FORMAT == 16 || CONVERTS_E4M3;
+    pairs[i] = as_stored ? a : low_halves(a, b);
+    pairs[i + 1] = as_stored ? b : high_halves(a, b);
+#elif FORMAT == 8
+    e4m3(word(v[0], i / 2), pairs[i], pairs[i + 1]);
+#else  // of eight tokens' values those in even places, then those in odd ones
+    const u32 a = word(v[i / 8], i / 2 & 2), b = word(v[i / 8], (i / 2 & 2) + 1);
+    const u32 even = CONVERTS_E4M3 ? 0x6420 : 0x6240, odd = CONVERTS_E4M3 ? 0x7531 : 0x7351;
+    e4m3(__byte_perm(a, b, i & 2 ? odd : even), pairs[i], pairs[i + 1]);
+#endif
+  }
+}

@@ -1,0 +1,197 @@
+// A warp's walk along K: the sums of 16 * TILES rows of weights with up to TOKENS tokens. Knows no op.
+//
+// What is summed never depends on the number of tokens. K is cut into SLICES, a constant of the shape; one warp walks one slice
+// in ascending units; a unit is summed by the matrix unit from zero and added in float32 with its scale,
+//     total += sum * (scale of the weights * scale of the token);
+// slices are added in ascending order. No atomics. A token's bits depend on the weights and on that token alone.
+//
+// Weights are the first operand and stay as the checkpoint has them: a lane reads 16 contiguous bytes of a row, four lanes read
+// 64, eight rows are one load of a warp. A lane without a token repeats another's, and that column is dropped.
+//
+// E2M1 has a scale for each 32 values of a row, which is one quarter. The quad-pairs of form 70 keep quarters apart by
+// themselves. Else the narrow operand does: its 8 columns are 2 tokens x 4 quarters, where a lane gives zeros to the columns of
+// other quarters. Either way 32 values are summed by the matrix unit and scaled once.
+//
+// Macros that decide bits: FORMAT (8 E4M3, 16 bf16, 4 E2M1), K, SLICES, STEP_FORM and what of decode.cuh the form has. Macros
+// that decide speed only: ROW_WARPS (warps of a block along the rows), TILES, TOKEN_TILES, AHEAD (units in flight), RING (they
+// fly into shared memory), MIN_BLOCKS, PDL. PAIRED: the second 8 rows of a tile are those of a second matrix (gate and up).
+#pragma once
+#include "decode.cuh"
+
+constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;
+constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
+constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
+constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;
+constexpr int MATRICES = PAIRED ? 2 : 1, ROW_BYTES = K / 8 * FORMAT, SCALE_ROW = K / 32;
+constexpr int BLOCK_ROWS = ROW_WARPS * 16 * TILES / MATRICES;  // outputs of a block
+constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART ? 1 : 2;  // distinct tokens among a lane's results
+static_assert(K % SLICES == 0 && SLICE % UNIT == 0, "a slice is whole units");
+static_assert(UNITS % AHEAD == 0, "units in flight take turns");
+static_assert(FORMAT != 4 || UNITS % 2 == 0, "scales are read for two units at once");
+static_assert(128 % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
+static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
+
+D int my_k() { return warp_id() % SLICES * SLICE; }
+D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + lane_row(); }
+D int my_token(int n) { return APART ? lane_row() >> 2 : n * 8 + lane_row(); }
+D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
+D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
+D int token_of_scale(int n, int j) { return token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
+
+struct Operands {  // where this lane's values begin
+  const u8* w[MATRICES];
+  const u8* ws[MATRICES];  // E4M3: scales of the block of rows; E2M1: of the row
+  const u8* x[TOKEN_TILES];
+  const float* sx[TOKEN_TILES][X_SCALES];
+};
+struct Side {  // what a unit needs beside its weights
+  uint4 x[TOKEN_TILES][CHUNKS][X_WORDS];
+  float sx[TOKEN_TILES][X_SCALES];
+  u32 sw;
+};
+typedef uint4 Weights[TILES][2][CHUNKS];
+
+// Units in flight: in registers, or past them into shared memory, where a lane reads back only what it asked for, so that no
+// barrier is needed.
+#if RING
+extern __shared__ uint4 ring[];  // [AHEAD][TILES][2][CHUNKS][THREADS]
+struct Flight {
+  D int at(int slot, int t, int h, int c) { return (((slot * TILES + t) * 2 + h) * CHUNKS + c) * THREADS + threadIdx.x; }
+  D void ask(int slot, int t, int h, int c, const u8* p) {
+    const u32 to = (u32)__cvta_generic_to_shared(ring + at(slot, t, h, c));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
+  }
+  D void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  D void take(int slot, Weights& w) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int h = 0; h < 2; h++)
+        UNROLL for (int c = 0; c < CHUNKS; c++) w[t][h][c] = ring[at(slot, t, h, c)];
+  }
+};
+#else
+struct Flight {
+  Weights held[AHEAD];
+  D void ask(int slot, int t, int h, int c, const u8* p) { held[slot][t][h][c] = stream16(p); }
+  D void sent() {}
+  D void take(int slot, Weights& w) {
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int h = 0; h < 2; h++)
+        UNROLL for (int c = 0; c < CHUNKS; c++) w[t][h][c] = held[slot][t][h][c];
+  }
+};
+#endif
+
+D const u8* row_of(const u8* const (&base)[MATRICES], int t, int h, int bytes) {
+  return PAIRED ? base[t] + h * 8 * bytes : base[0] + (t * 16 + h * 8) * bytes;
+}
+D void ask(Flight& flight, const Operands& o, int u) {
+  if (u < UNITS)
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int c = 0; c < CHUNKS; c++)
+        UNROLL for (int h = 0; h < 2; h++)
+          flight.ask(u % AHEAD, t, h, c, row_of(o.w, t, h, ROW_BYTES) + u * UNIT_BYTES + c * 64);
+  flight.sent();
+}
+D void read_side(Side& s, const Operands& o, int u) {
+  UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
+    UNROLL for (int c = 0; c < CHUNKS; c++)
+      UNROLL for (int i = 0; i < X_WORDS; i++) {
+        s.x[n][c][i] = make_uint4(0, 0, 0, 0);
+        if (!APART || (lane_row() & 3) == lane_quarter())
+          s.x[n][c][i] = load16(o.x[n] + (u * UNIT + c * 4 * LOADED) * X_BYTES + i * 16);
+      }
+    UNROLL for (int j = 0; j < X_SCALES; j++) s.sx[n][j] = X_BYTES == 1 ? o.sx[n][j][u] : 1.f;
+  }
+  if (FORMAT == 8) s.sw = __ldg(o.ws[0] + u);
+}
+
+typedef float Totals[TILES][TOKEN_TILES][ACC];
+D void add_unit(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2]) {
+  Totals part = {};
+  UNROLL for (int c = 0; c < CHUNKS; c++) {
+    u32 x[TOKEN_TILES][LOADED / 2];
+    UNROLL for (int n = 0; n < TOKEN_TILES; n++) unpack_x(s.x[n][c], x[n]);
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int i = 0; i < LOADED / 4; i++) {
+        u32 a0, a1, a2, a3;
+        step(w[t][0][c], i, a0, a2);
+        step(w[t][1][c], i, a1, a3);
+        UNROLL for (int n = 0; n < TOKEN_TILES; n++) mma(part[t][n], a0, a1, a2, a3, x[n][2 * i], x[n][2 * i + 1]);
+      }
+  }
+  const float raise = RAISE * X_RAISE * (FORMAT == 8 ? e8m0(s.sw) : 1.f);
+  UNROLL for (int t = 0; t < TILES; t++) {
+#if FORMAT == 4 && STEP_FORM == 70  // scales of the rows of this lane's results, from the lanes that have read them
+    float g[2][2];
+    UNROLL for (int j = 0; j < 4; j++)
+      g[j >> 1][j & 1] =
+          e8m0(__shfl_sync(~0u, scales[t][j >> 1] >> lane_quarter() * 8 & 255, (lane_id() & ~2) | (j & 1) << 1));
+#endif
+    UNROLL for (int n = 0; n < TOKEN_TILES; n++)
+      UNROLL for (int i = 0; i < ACC; i++) {
+        float f = s.sx[n][scale_of(i)] * raise;
+#if FORMAT == 4 && STEP_FORM == 70
+        f *= g[i >> 3][i >> 1 & 1];
+#elif FORMAT == 4  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
+        f *= e8m0(scales[t][i >> 1] >> (lane_id() & 1) * 16 + (i & 1) * 8 & 255);
+#endif
+        total[t][n][i] += part[t][n][i] * f;
+      }
+  }
+}
+
+typedef float Sums[16 * TILES][TOKENS + 1];  // + 1: neighbouring rows in other banks
+D float over_slices(const Sums* sums, int tile, int row, int token) {
+  float s = sums[tile * SLICES][row][token];
+  UNROLL for (int k = 1; k < SLICES; k++) s += sums[tile * SLICES + k][row][token];
+  return s;
+}
+
+// Walks and leaves each warp's sums in sums[warp]. `early`: weights may be asked for before the previous kernel has ended.
+D void walk(const Operands& o, bool early, Sums* sums) {
+  Flight flight;
+  Side side[2];
+  u32 scales[UNITS][TILES][2] = {};  // E2M1: the four scales of a unit
+  if (!PDL || !early) read_side(side[0], o, 0);
+#if FORMAT == 4
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int h = 0; h < 2; h++)
+      UNROLL for (int u = 0; u < UNITS; u += 2) {
+        const uint2 v = __ldg((const uint2*)(row_of(o.ws, t, h, SCALE_ROW) + u * 4));
+        scales[u][t][h] = v.x;
+        scales[u + 1][t][h] = v.y;
+      }
+#endif
+  UNROLL for (int u = 0; u < AHEAD; u++) ask(flight, o, u);
+  if (PDL && early) {
+    wait_for_previous();
+    read_side(side[0], o, 0);
+  }
+  Totals total = {};
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    if (u + 1 < UNITS) read_side(side[u + 1 & 1], o, u + 1);
+    Weights w;
+    flight.take(u % AHEAD, w);
+    add_unit(total, w, side[u & 1], scales[u]);
+    ask(flight, o, u + AHEAD);
+  }
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int n = 0; n < TOKEN_TILES; n++)
+      UNROLL for (int i = 0; i < ACC; i++) {
+        float v = total[t][n][i];
+        bool mine = true;
+#if STEP_FORM == 70  // the four quarters: (0 + 1) + (2 + 3)
+        v += __shfl_xor_sync(~0u, v, 4);
+        v += __shfl_xor_sync(~0u, v, 8);
+        mine = lane_quarter() == 0;
+#elif FORMAT == 4
+        if (i & 1) continue;
+        v += total[t][n][i + 1];
+        v += __shfl_xor_sync(~0u, v, 1);
+        mine = !(lane_id() & 1);
+#endif
+        if (mine) sums[warp_id()][t * 16 + acc_row(i)][token_of(n, i)] = v;
+      }
+  __syncthreads();
+}

@@ -1,0 +1,123 @@
+"""Loads compiled kernels and launches them, through cuda-core. Knows no op.
+
+Work goes to the stream that torch has current, so it keeps its place among torch's own and is
+recorded when torch records a graph.
+"""
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from relight.base.errors import BadSetting
+from relight.kernels.cubins import Cubin
+
+REMEDY = "install it by: pip install 'relight[cuda]'"
+
+PLAIN_SHARED_BYTES = 48 * 1024
+"""What a block may have in all without being asked for."""
+
+Grid = tuple[int, int]
+
+
+class NoLauncher(BadSetting):
+    """cuda-core is missing, or the driver refuses what was compiled."""
+
+
+class Launch(Protocol):
+    """A loaded kernel. Tensors are passed by address, int as 32 bits, float as float32."""
+
+    def __call__(self, grid: Grid, *arguments: Tensor | int | float | None) -> None: ...
+
+
+class Launcher(Protocol):
+    """Loads kernels on one device."""
+
+    def load(
+        self, cubin: Cubin, entry: str, *, threads: int, ring_bytes: int = 0, early: bool = False
+    ) -> Launch: ...
+
+
+class _TorchStream:
+    """The stream that torch has current when it is asked, by the protocol of cuda-core."""
+
+    def __init__(self, current: Callable[[], int]) -> None:
+        self._current = current
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._current()
+
+
+class CudaLauncher:
+    """`core` and `driver` are the modules cuda.core and cuda.bindings.driver."""
+
+    def __init__(
+        self, device_index: int, current_stream: Callable[[], int], core: Any, driver: Any
+    ) -> None:
+        self._core = core
+        self._driver = driver
+        self._device = core.Device(device_index)
+        self._device.set_current()
+        self._stream = _TorchStream(current_stream)
+
+    def load(
+        self, cubin: Cubin, entry: str, *, threads: int, ring_bytes: int = 0, early: bool = False
+    ) -> Launch:
+        """Raises NoLauncher where the driver does not take the code."""
+        try:
+            kernel = self._core.ObjectCode.from_cubin(cubin.code).get_kernel(entry)
+        except Exception as problem:  # cuda-core raises many kinds, all of the driver
+            raise NoLauncher(
+                f"the driver refuses kernel {entry} ({problem}): a driver older than the NVRTC "
+                "that compiled it; update the driver, install an NVRTC of its CUDA version, or "
+                "give --kernels reference"
+            ) from problem
+        if ring_bytes + cubin.usage.shared_bytes > PLAIN_SHARED_BYTES:
+            self._allow_shared(kernel, ring_bytes)
+        core, stream = self._core, self._stream
+
+        def launch(grid: Grid, *arguments: Tensor | int | float | None) -> None:
+            config = core.LaunchConfig(
+                grid=(*grid, 1),
+                block=(threads, 1, 1),
+                shmem_size=ring_bytes,
+                programmatic_stream_serialization=early,
+            )
+            core.launch(stream, config, kernel, *map(_passed, arguments))
+
+        return launch
+
+    def _allow_shared(self, kernel: Any, count: int) -> None:
+        which = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = self._driver.CUdevice(self._device.device_id)
+        (code,) = self._driver.cuKernelSetAttribute(which, count, kernel.handle, device)
+        if int(code):
+            raise NoLauncher(f"the driver gives a block no {count:,} bytes of shared memory")
+
+
+def _passed(argument: Tensor | int | float | None) -> object:
+    if argument is None:
+        return 0
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()  # cuda-core passes an int of Python as an address
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return ctypes.c_int(argument)
+
+
+def cuda_launcher(device: torch.device) -> CudaLauncher:
+    """For a CUDA device of torch. Raises NoLauncher."""
+    try:
+        core = importlib.import_module("cuda.core")
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError as problem:
+        raise NoLauncher(f"cuda-core cannot be used ({problem}); {REMEDY}") from None
+    for name in ("Device", "LaunchConfig", "ObjectCode", "launch"):
+        if not hasattr(core, name):
+            raise NoLauncher(f"cuda-core is too old, it has no {name}; {REMEDY}")
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream, core, driver)
