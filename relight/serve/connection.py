@@ -30,11 +30,11 @@ class _Parser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self._connection = connection
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Any) -> None:  # bytes, as asyncio passes them
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._connection.go_on(bytes(data)[upgrade.args[0] :])
+            self._connection.go_on(data[upgrade.args[0] :])
 
 
 def connections(silent_s: float) -> type[HttpToolsProtocol]:
