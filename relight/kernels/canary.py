@@ -50,9 +50,9 @@ def _problem(trial: Trial) -> str:
         return f"it failed ({type(error).__name__}: {error})"
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"it gave {found.dtype} {list(found.shape)}, not {wanted.dtype} {list(wanted.shape)}"
-    error = relative_error(found, wanted)
-    if not error <= trial.tolerance:  # a NaN is no pass
-        return f"its relative error is {error:.1e}, above {trial.tolerance:.1e}"
+    share = relative_error(found, wanted)
+    if not share <= trial.tolerance:  # a NaN is no pass
+        return f"its relative error is {share:.1e}, above {trial.tolerance:.1e}"
     differing = [at for at, row in enumerate(alone) if not torch.equal(row[0], found[at])]
     if differing:
         return f"row {differing[0]} alone has other bits than among {x.shape[0]} rows"
