@@ -163,7 +163,7 @@ def _check_echo(call: CompletionCall, options: Options) -> None:
 
 def _first(session: Session, job: Job) -> bytes | None:
     """The first token of a prompt that is scored."""
-    return session.tokenizer.token_bytes(job.request.prompt[0]) if job.num_forced else None
+    return session.tokenizer.token_bytes(job.request.prompt[0]) if job.scored else None
 
 
 def _text(session: Session, prompt: RawPrompt) -> str:

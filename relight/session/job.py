@@ -25,7 +25,8 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that may be run. `start` is where the output begins, raw: it is not parsed;
-    `continued`: text of the client stands before it. `arrived` is in the session's seconds."""
+    `continued`: text of the client stands before it; `scored`: the prompt is told with the answer,
+    and all of it but the first token is made. `arrived` is in the session's seconds."""
 
     request: Request
     options: Options
@@ -34,6 +35,7 @@ class Job:
     tools: tuple[Tool, ...] = ()
     continued: bool = False
     opening: Opening | None = None
+    scored: bool = False
     times: Times = field(default_factory=Times, compare=False)
 
     @property

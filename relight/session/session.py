@@ -206,7 +206,7 @@ class Session:
         if scored:
             request = scoring(request)
         request = await self._constrained(request, Wanted(start="raw", format=options.format))
-        return Job(request, options, "raw", arrived)
+        return Job(request, options, "raw", arrived, scored=scored)
 
     async def _constrained(self, request: Request, wanted: Wanted) -> Request:
         """Raises `BadRequest` for a form of the answer that cannot be kept."""
@@ -244,7 +244,7 @@ class Session:
         last = TokenDelta(id=job.request.id)
         try:
             async with aclosing(self._deltas(job)) as deltas:
-                if job.num_forced:
+                if job.scored:
                     for piece in pipeline.feed(job.request.prompt):
                         yield piece
                 async for delta in deltas:
@@ -349,7 +349,7 @@ class Session:
         stops = StopStrings(job.options.stop, job.options.include_stop)
         if job.start == "raw":
             # A stop string in the prompt ends nothing, and its first token is read with the others.
-            prompt = job.num_prompt + 1 if job.num_forced else 0
+            prompt = job.num_prompt + 1 if job.scored else 0
             return RawPipeline(self.tokenizer, stops, max(prompt, job.options.min_tokens))
         return ChatPipeline(
             self.tokenizer,
