@@ -6,14 +6,14 @@ official name.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from relight.base.config import LayerSpec, ModelConfig, RopeScaling
 from relight.base.official import check_official_numerics, schedule
-from relight.base.tensors import backbone_tensors
+from relight.base.tensors import TensorSpec, backbone_tensors
 from training.tokenizer import VOCAB_SIZE
 
 EMBER = ModelConfig(
@@ -54,8 +54,17 @@ that pools 128 tokens before names and keys are read cannot carry them."""
 
 check_official_numerics(EMBER)
 
+NETWORKS = {"v4": EMBER}
+
 Parameters = dict[str, Tensor]
-"""By the official name without its layer; compressors also by the kind of their layer."""
+"""By the official name without its layer or stage; V4's compressors also by the kind of their
+layer."""
+
+
+STACKED = ("attn", "ffn", "hc_attn", "hc_ffn", "engram", "csa:", "hca:")
+"""What names of stacked parameters begin with."""
+
+INDEX_QUERIES = ("attn.indexer.wq_b.weight", "attn.indexer.weights_proj.weight")
 
 
 def layers_with(config: ModelConfig, name: str) -> list[LayerSpec]:
@@ -63,62 +72,80 @@ def layers_with(config: ModelConfig, name: str) -> list[LayerSpec]:
     kind, _, rest = name.rpartition(":")
     if kind:
         return [layer for layer in config.layers if layer.attention == kind]
-    if rest == "ffn.gate.bias":
-        return [layer for layer in config.layers if layer.routing == "bias"]
-    if rest == "ffn.gate.tid2eid":
-        return [layer for layer in config.layers if layer.routing == "hash"]
-    return list(config.layers)
+    return [layer for layer in config.layers if _has(layer, rest)]
 
 
-def split_name(config: ModelConfig, official: str) -> tuple[str, int, int | None]:
+def _has(layer: LayerSpec, name: str) -> bool:
+    """Whether the layer has the parameter, for all but V4's compressors and indexers."""
+    if name.startswith("engram."):
+        return layer.engram_rows > 0
+    if name in ("ffn.gate.bias", "ffn.gate.tid2eid"):
+        return layer.routing == ("bias" if name.endswith("bias") else "hash")
+    if name in INDEX_QUERIES:
+        return layer.index_source == layer.index
+    if "compressor" in name or "indexer" in name:
+        return layer.attention == "full" and (layer.ratio > 1 or "wgate" not in name)
+    return True
+
+
+def split_name(config: ModelConfig, official: str) -> tuple[str, int | None, int | None]:
     """`layers.4.ffn.experts.7.w1.weight` -> ("ffn.experts.w1.weight", its layer's place among
-    those that have it, 7)."""
-    _, number, rest = official.split(".", 2)
-    layer = config.layers[int(number)]
+    those that have it, 7); `mtp.2.norm.weight` -> ("norm.weight", None, None)."""
+    if not official.startswith(("layers.", "mtp.")):
+        return official, None, None
+    part, number, rest = official.split(".", 2)
     expert = None
     if rest.startswith("ffn.experts."):
         _, _, index, tail = rest.split(".", 3)
         rest, expert = f"ffn.experts.{tail}", int(index)
-    if "compressor" in rest or "indexer" in rest:
+    if part == "mtp":
+        return rest, int(number) if rest.startswith(STACKED) else None, expert
+    layer = config.layers[int(number)]
+    if layer.attention in ("csa", "hca") and ("compressor" in rest or "indexer" in rest):
         rest = f"{layer.attention}:{rest}"
     return rest, layers_with(config, rest).index(layer), expert
 
 
-def official(config: ModelConfig, parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the checkpoint by its official name; scales are left out."""
-    for spec in backbone_tensors(config):
+def official(
+    config: ModelConfig, parameters: Parameters, specs: Iterable[TensorSpec] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the backbone, or of other `specs`, by its official name without scales."""
+    for spec in backbone_tensors(config) if specs is None else specs:
         if spec.name.endswith(".scale"):
             continue
-        if not spec.name.startswith("layers."):
-            yield spec.name, parameters[spec.name]
-            continue
         name, place, expert = split_name(config, spec.name)
-        tensor = parameters[name][place]
+        tensor = parameters[name]
+        tensor = tensor if place is None else tensor[place]
         yield spec.name, tensor if expert is None else tensor[expert]
 
 
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes(
+    config: ModelConfig, specs: Iterable[TensorSpec] | None = None
+) -> dict[str, tuple[int, ...]]:
     """The stacked shapes."""
     found: dict[str, tuple[int, ...]] = {}
-    for spec in backbone_tensors(config):
+    for spec in backbone_tensors(config) if specs is None else specs:
         if spec.name.endswith(".scale"):
             continue
         shape = (spec.shape[0], 2 * spec.shape[1]) if spec.dtype == "I8" else spec.shape
-        if not spec.name.startswith("layers."):
-            found[spec.name] = shape
-            continue
-        name, _, expert = split_name(config, spec.name)
-        stack = (len(layers_with(config, name)),)
-        found[name] = (*stack, *shape) if expert is None else (*stack, config.num_experts, *shape)
+        name, place, expert = split_name(config, spec.name)
+        stack = [index + 1 for index in (place, expert) if index is not None]
+        assert found.get(name, (*stack, *shape))[len(stack) :] == shape, name
+        found[name] = (*stack, *shape)  # the last one has the highest numbers
     return found
 
 
-def initial(config: ModelConfig, seed: int, device: torch.device) -> Parameters:
+def initial(
+    config: ModelConfig,
+    seed: int,
+    device: torch.device,
+    specs: Iterable[TensorSpec] | None = None,
+) -> Parameters:
     """Drawn on the CPU, so that a seed gives the same numbers on every device."""
     draw = torch.Generator().manual_seed(seed)
     made = {
         name: _initial(config, name, shape, draw).to(device)
-        for name, shape in shapes(config).items()
+        for name, shape in shapes(config, specs).items()
     }
     for name, tensor in made.items():
         tensor.requires_grad_(trained(name))
@@ -126,8 +153,16 @@ def initial(config: ModelConfig, seed: int, device: torch.device) -> Parameters:
 
 
 def trained(name: str) -> bool:
-    """Whether the gradient moves it: the routing table is fixed, the bias follows the load."""
-    return not name.endswith(("ffn.gate.bias", "tid2eid"))
+    """Whether the gradient moves it: the routing table is fixed, the bias follows the load, and
+    that of images is not used."""
+    return not name.endswith(("ffn.gate.bias", "tid2eid", "bias_vl"))
+
+
+ZERO = ("ape", "gate.bias", "attn_sink", "bias_vl", "confidence_head.proj.weight")
+ZERO += ("markov_head.markov_w2.weight", "markov_head.head.weight")
+"""Begin as zeros: a draft's bias by the token before, too."""
+
+MARKOV_EMBED = ("markov_head.markov_w1.weight", "markov_head.embed.weight")
 
 
 def _initial(
@@ -136,16 +171,16 @@ def _initial(
     if name.endswith("tid2eid"):
         scores = torch.rand((*shape[:2], config.num_experts), generator=draw)
         return scores.topk(shape[-1], dim=-1).indices.sort(dim=-1).values
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "q_weight", "k_weight")):
         return torch.ones(shape)
-    if name.endswith(("ape", "gate.bias")):
-        return torch.zeros(shape)
-    if name.endswith("attn_sink"):
+    if name.endswith(ZERO):
         return torch.zeros(shape)
     if "hc_" in name:
         return _initial_hyper(config, name, shape, draw)
-    if name == "embed.weight":
+    if name in ("embed.weight", *MARKOV_EMBED):
         return torch.randn(shape, generator=draw) * 0.5
+    if name == "engram.embed.weight":
+        return torch.randn(shape, generator=draw) * 0.2
     if name == "head.weight":
         return torch.randn(shape, generator=draw) * 0.02
     if name.endswith(("wo_b.weight", "w2.weight")):  # sublayers begin small

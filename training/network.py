@@ -9,6 +9,7 @@ head_dim, E entries of a row, X experts, I their width.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.config import LayerSpec, ModelConfig
+from relight.base.formats import SMALL_FP8_GROUP
+from relight.base.tensors import ENGRAM_BLOCK
+from relight.model.reference_network import ROUTE_EPS
 from relight.model.reference_parts import overlap, rope_frequencies
-from training.model import Parameters, layers_with
+from training.model import STACKED, Parameters, layers_with
 from training.quant import (
     bf16_grid,
     coarse,
@@ -29,11 +33,11 @@ from training.quant import (
     through,
 )
 
-FP8_WEIGHTS = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "shared_experts.w")
-FLOAT32 = ("_base", "_scale", "attn_sink", "gate.bias", "tid2eid")
+FP8_WEIGHTS = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "shared_experts.w", "main_proj")
+FLOAT32 = ("_base", "_scale", "attn_sink", "gate.bias", "tid2eid", "bias_vl")
 """Never rounded."""
 
-BF16 = ("norm.weight", ".gate.weight")
+BF16 = ("norm.weight", ".gate.weight", "q_weight", "k_weight")
 """Read as float32, stored as bf16."""
 
 HYPER = ("_fn", "ape")
@@ -47,12 +51,13 @@ GRADIENT_ITERATIONS = 5
 class Mode:
     """What a forward pass does. `weights`, `activations`: whether they are rounded as stored and
     served. `sparse`: attention reads the picks of the indexer only, which `random_picks` replaces
-    by chance."""
+    by chance. `engram`: whether n-grams are looked up, where there are any."""
 
     weights: bool = False
     activations: bool = False
     sparse: bool = True
     random_picks: bool = False
+    engram: bool = True
 
 
 @dataclass(slots=True)
@@ -80,14 +85,14 @@ class Network:
         self._read = wrap(hyper_read)
         self._write = wrap(hyper_write)
         self._rounded = wrap(quantised_rows)
-        self._queries = wrap(unit_rotate)
+        self._queries = wrap(unit_rotate if config.generation == "v4" else rotate_heads)
         self._rows = wrap(norm_rotate)
         self._gated = wrap(gated)
         self._tables: dict[tuple[int, int, int, str], tuple[Tensor, Tensor]] = {}
 
     def _act(self, x: Tensor, quantised: bool) -> Tensor:
         """The input of a quantised product."""
-        return self._rounded(x) if quantised else x
+        return self._rounded(x, self.config.fp8_block) if quantised else x
 
     def prepare(self, parameters: Parameters, mode: Mode) -> Parameters:
         """Parameters rounded and cast, matrices to the dtype of products; once a pass."""
@@ -97,24 +102,37 @@ class Network:
         if name.endswith(FLOAT32):
             return p
         if mode.weights:
-            p = through(p, grid_of(name))
+            p = through(p, grid_of(name, self.config.fp8_block))
         return p if name.endswith(BF16) or name.endswith(HYPER) else p.to(self.dtype)
 
     def forward(
-        self, weights: Parameters, ids: Tensor, mode: Mode, extras: Extras | None = None
+        self,
+        weights: Parameters,
+        ids: Tensor,
+        mode: Mode,
+        extras: Extras | None = None,
+        taps: list[Tensor] | None = None,
     ) -> Tensor:
-        """Hidden rows [N, D] before the head, of ids [B, T] and prepared weights."""
+        """Hidden rows [N, D] before the head, of ids [B, T] and prepared weights. `taps` gets
+        what a draft reads: means over the streams behind each tapped layer [N, D]."""
         cfg = self.config
         flat = ids.reshape(-1)
         streams = F.embedding(flat, weights["embed.weight"])
         streams = streams.unsqueeze(1).expand(-1, cfg.hc_mult, -1).contiguous()
         views = self._views(weights)
         for layer in cfg.layers:
-            streams = self._block(layer, views[layer.index], streams, ids, mode, extras)
+            streams, _ = self._block(layer, views[layer.index], streams, None, ids, mode, extras)
+            if taps is not None and layer.index in cfg.draft.target_layers:
+                taps.append(stream_mean(streams))
+        x = self._hyper_head(weights, streams)
+        return rms_norm(x, weights["norm.weight"], cfg.rms_norm_eps).to(self.dtype)
+
+    def _hyper_head(self, weights: Parameters, streams: Tensor) -> Tensor:
+        """V4 reads the last streams by weights of their own: [N, D], float32."""
+        cfg = self.config
         z = stream_mixes(streams, weights["hc_head_fn"], cfg.rms_norm_eps)
         pre = torch.sigmoid(z * weights["hc_head_scale"] + weights["hc_head_base"]) + cfg.hc_eps
-        x = (pre.unsqueeze(-1) * streams).sum(1)
-        return rms_norm(x, weights["norm.weight"], cfg.rms_norm_eps).to(self.dtype)
+        return (pre.unsqueeze(-1) * streams).sum(1)
 
     def logits(self, weights: Parameters, hidden: Tensor) -> Tensor:
         return F.linear(hidden, weights["head.weight"])
@@ -123,7 +141,7 @@ class Network:
         """The weights of each layer, by name without the kind."""
         views: list[Parameters] = [{} for _ in self.config.layers]
         for name, stacked in weights.items():
-            if name.startswith(("embed", "head", "norm", "hc_head")):
+            if not name.startswith(STACKED):
                 continue
             for layer, part in zip(layers_with(self.config, name), stacked.unbind(0), strict=True):
                 views[layer.index][name.rpartition(":")[2]] = part
@@ -134,25 +152,41 @@ class Network:
         layer: LayerSpec,
         w: Parameters,
         streams: Tensor,
+        pre: Tensor | None,
         ids: Tensor,
         mode: Mode,
         extras: Extras | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """Streams [N, S, D] behind the layer, and its last `pre` [N, S]. V4.1 gives the one that
+        the sublayer before made."""
+        for part, run in (("attn", self._attention), ("ffn", self._experts)):
+            sublayer = partial(run, layer, w, ids=ids, mode=mode, extras=extras)
+            streams, own = self._sublayer(part, w, streams, pre, sublayer)
+            pre = None if pre is None else own
+        return streams, own
+
+    def _sublayer(
+        self,
+        part: str,
+        w: Parameters,
+        streams: Tensor,
+        pre: Tensor | None,
+        run: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """`run` maps what is read [N, D] to what is written; without `pre` by the streams' own."""
         cfg = self.config
-        for part, sublayer in (("attn", self._attention), ("ffn", self._experts)):
-            x, post, comb = self._read(
-                streams,
-                w[f"hc_{part}_fn"],
-                w[f"hc_{part}_base"],
-                w[f"hc_{part}_scale"],
-                w[f"{part}_norm.weight"],
-                cfg.hc_iters,
-                cfg.hc_eps,
-                cfg.rms_norm_eps,
-            )
-            out = sublayer(layer, w, x, ids, mode, extras)
-            streams = self._write(out, streams, post, comb)
-        return streams
+        x, post, comb, own = self._read(
+            streams,
+            pre,
+            w[f"hc_{part}_fn"],
+            w[f"hc_{part}_base"],
+            w[f"hc_{part}_scale"],
+            w[f"{part}_norm.weight"],
+            cfg.hc_iters,
+            cfg.hc_eps,
+            cfg.rms_norm_eps,
+        )
+        return self._write(run(x), streams, post, comb), own
 
     # Attention
 
@@ -165,37 +199,47 @@ class Network:
         mode: Mode,
         extras: Extras | None,
     ) -> Tensor:
-        cfg, eps = self.config, self.config.rms_norm_eps
         b, t = ids.shape
         cos, sin = self._table(layer, b, t, 1, x.device)
-        quantised = mode.activations
-        rounded = self._act(x, quantised)
-        latent = rms_norm(F.linear(rounded, w["attn.wq_a.weight"]), w["attn.q_norm.weight"], eps)
-        latent = latent.to(self.dtype)
-        rounded_latent = self._act(latent, quantised)
-        q = F.linear(rounded_latent, w["attn.wq_b.weight"]).view(-1, cfg.num_heads, cfg.head_dim)
-        q = self._queries(q, cos, sin, eps)
-        window = self._rows(
-            F.linear(rounded, w["attn.wkv.weight"]),
-            w["attn.kv_norm.weight"],
-            cos,
-            sin,
-            eps,
-            64 if quantised else 0,
-        )
+        rounded = self._act(x, mode.activations)
+        q, latent = self._queries_of(w, rounded, cos, sin, mode)
+        window = self._rows_of(w, rounded, cos, sin, mode)
         entries = bias = scores = None
         if layer.ratio:
-            entries = self._entries(layer, w, "attn.compressor", x, b, t, quantised)
+            entries = self._entries(layer, w, "attn.compressor", x, b, t, mode.activations)
             if layer.attention == "csa":
-                scores, bias = self._select(layer, w, x, rounded_latent, b, t, mode)
+                scores, bias = self._select(layer, w, x, latent, b, t, mode)
             else:
                 bias = _hidden(t, layer.ratio, x.device)[None]
         out = self._attend(q, window, entries, bias, w["attn.attn_sink"], b, t, scores, extras)
+        return self._out(w, out, cos, sin, mode)
+
+    def _queries_of(
+        self, w: Parameters, rounded: Tensor, cos: Tensor, sin: Tensor, mode: Mode
+    ) -> tuple[Tensor, Tensor]:
+        """Rotated queries [N, H, K], and the rounded latent rows that the indexer reads, too."""
+        cfg, eps = self.config, self.config.rms_norm_eps
+        latent = rms_norm(F.linear(rounded, w["attn.wq_a.weight"]), w["attn.q_norm.weight"], eps)
+        latent = self._act(latent.to(self.dtype), mode.activations)
+        q = F.linear(latent, w["attn.wq_b.weight"]).view(-1, cfg.num_heads, cfg.head_dim)
+        return self._queries(q, cos, sin, eps), latent
+
+    def _rows_of(
+        self, w: Parameters, rounded: Tensor, cos: Tensor, sin: Tensor, mode: Mode
+    ) -> Tensor:
+        """Window rows [N, K], rounded as they are stored."""
+        row = F.linear(rounded, w["attn.wkv.weight"])
+        grid = self.config.generation if mode.activations else ""
+        return self._rows(row, w["attn.kv_norm.weight"], cos, sin, self.config.rms_norm_eps, grid)
+
+    def _out(self, w: Parameters, out: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
+        """What heads [N, H, K] found -> [N, D]."""
+        cfg = self.config
         out = rotate(out, cos.unsqueeze(1), -sin.unsqueeze(1))
         groups = out.reshape(-1, cfg.o_groups, cfg.num_heads * cfg.head_dim // cfg.o_groups)
         wo_a = w["attn.wo_a.weight"].unflatten(0, (cfg.o_groups, -1))
         low = torch.einsum("ngi,gri->ngr", groups, wo_a).flatten(1)
-        return F.linear(self._act(low, quantised), w["attn.wo_b.weight"])
+        return F.linear(self._act(low, mode.activations), w["attn.wo_b.weight"])
 
     def _entries(
         self, layer: LayerSpec, w: Parameters, name: str, x: Tensor, b: int, t: int, quantised: bool
@@ -334,7 +378,11 @@ class Network:
         for name, weight in (("experts", share), ("shared_experts", None)):
             w1, w3 = (w[f"ffn.{name}.{m}.weight"].flatten(0, -2) for m in ("w1", "w3"))
             hidden = self._gated(
-                F.linear(x, w1), F.linear(x, w3), weight, cfg.swiglu_limit, mode.activations
+                F.linear(x, w1),
+                F.linear(x, w3),
+                weight,
+                cfg.swiglu_limit,
+                cfg.fp8_block if mode.activations else 0,
             )
             w2 = w[f"ffn.{name}.w2.weight"]
             if name == "experts":
@@ -352,17 +400,20 @@ class Network:
             ranked = scores.detach() + w["ffn.gate.bias"]
             chosen = ranked.topk(cfg.experts_per_token, dim=-1).indices
         share = scores * torch.zeros_like(scores).scatter(1, chosen, 1.0)
-        return share / share.sum(-1, keepdim=True) * cfg.routed_scaling_factor
+        total = share.sum(-1, keepdim=True) + ROUTE_EPS[cfg.generation]
+        return share / total * cfg.routed_scaling_factor
 
 
-def grid_of(name: str) -> Callable[[Tensor], Tensor]:
-    """The rounding of a stacked parameter when it is stored."""
+def grid_of(name: str, block: int) -> Callable[[Tensor], Tensor]:
+    """The rounding of a stacked parameter when it is stored; `block` of FP8 matrices."""
+    if name.endswith("engram.embed.weight"):
+        return partial(fp8_rows, block=ENGRAM_BLOCK)
     if ".experts." in name:
         return fp4_rows
     if name.endswith(BF16):
         return bf16_grid
     quantised = any(part in name for part in FP8_WEIGHTS) and "compressor" not in name
-    return fp8_tiles if quantised else coarse
+    return partial(fp8_tiles, block=block) if quantised else coarse
 
 
 # Functions of single tokens
@@ -387,11 +438,18 @@ def unit_rotate(q: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     return rotate(rms_norm(q, None, eps).to(q.dtype), cos.unsqueeze(1), sin.unsqueeze(1))
 
 
+def rotate_heads(q: Tensor, cos: Tensor, sin: Tensor, _eps: float) -> Tensor:
+    return rotate(q, cos.unsqueeze(1), sin.unsqueeze(1))
+
+
 def norm_rotate(
-    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, block: int
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, grid: str
 ) -> Tensor:
+    """`grid`: the generation whose stored rows it is rounded as, none if empty."""
     row = rotate(rms_norm(x, weight, eps).to(x.dtype), cos, sin)
-    return quantised_nope(row, 2 * cos.shape[-1]) if block else row
+    if grid == "v4.1":
+        return straight(row, fp8_rows(row, SMALL_FP8_GROUP))
+    return quantised_nope(row, 2 * cos.shape[-1]) if grid else row
 
 
 def quantised_nope(row: Tensor, rope_dim: int) -> Tensor:
@@ -401,17 +459,17 @@ def quantised_nope(row: Tensor, rope_dim: int) -> Tensor:
     return torch.cat([straight(plain, fp8_rows(plain, 64)), turned], dim=-1)
 
 
-def quantised_rows(x: Tensor) -> Tensor:
-    return straight(x, fp8_rows(x, 128))
+def quantised_rows(x: Tensor, block: int) -> Tensor:
+    return straight(x, fp8_rows(x, block))
 
 
-def gated(gate: Tensor, up: Tensor, share: Tensor | None, limit: float, quantised: bool) -> Tensor:
-    """[N, X I], [N, X] -> the input of the down product."""
+def gated(gate: Tensor, up: Tensor, share: Tensor | None, limit: float, block: int) -> Tensor:
+    """[N, X I], [N, X] -> the input of the down product, rounded in blocks unless `block` is 0."""
     hidden = F.silu(gate.float().clamp(max=limit)) * up.float().clamp(-limit, limit)
     if share is not None:
         hidden = (hidden.unflatten(-1, (share.shape[1], -1)) * share.unsqueeze(-1)).flatten(1)
     hidden = hidden.to(gate.dtype)
-    return quantised_rows(hidden) if quantised else hidden
+    return quantised_rows(hidden, block) if block else hidden
 
 
 def pool(
@@ -441,8 +499,13 @@ def stream_mixes(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
     return F.linear(flat, fn.to(flat.dtype)).float() * scale
 
 
+def stream_mean(streams: Tensor) -> Tensor:
+    return streams.float().mean(1).to(streams.dtype)
+
+
 def hyper_read(
     streams: Tensor,
+    given: Tensor | None,
     fn: Tensor,
     base: Tensor,
     scale: Tensor,
@@ -450,16 +513,17 @@ def hyper_read(
     iterations: int,
     hc_eps: float,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """streams [N, S, D] -> the sublayer's input [N, D], post [N, S], comb [N, S, S]."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """streams [N, S, D] -> the sublayer's input [N, D], post [N, S], comb [N, S, S], and the
+    streams' own pre [N, S], which is read by unless another one is given."""
     hc = streams.shape[1]
     parts = stream_mixes(streams, fn, eps).split([hc, hc, hc * hc], dim=-1)
     bases = base.split([hc, hc, hc * hc])
     pre = torch.sigmoid(parts[0] * scale[0] + bases[0]) + hc_eps
     post = 2 * torch.sigmoid(parts[1] * scale[1] + bases[1])
     comb = sinkhorn((parts[2] * scale[2] + bases[2]).unflatten(-1, (hc, hc)), iterations, hc_eps)
-    x = (pre.unsqueeze(-1) * streams).sum(1)
-    return rms_norm(x, norm, eps).to(streams.dtype), post, comb
+    x = ((pre if given is None else given).unsqueeze(-1) * streams).sum(1)
+    return rms_norm(x, norm, eps).to(streams.dtype), post, comb, pre
 
 
 def hyper_write(out: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:

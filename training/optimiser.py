@@ -19,6 +19,11 @@ DECAY = 0.01
 ADAM_RATES = (
     ("embed.weight", 2e-2),
     ("head.weight", 5e-3),
+    ("markov_w1.weight", 2e-2),
+    ("markov_w2.weight", 5e-3),
+    ("confidence_head.proj.weight", 2e-3),
+    ("q_weight", 4e-3),
+    ("k_weight", 4e-3),
     ("norm.weight", 4e-3),
     ("_fn", 5e-4),
     ("_base", 1e-2),

@@ -1,9 +1,11 @@
 """Makes ember in one go: tokenizer, training, export, scores, curves.
 
-    python training/run.py --minutes 7.1 --out OUT [--smoke]
+    python training/run.py --minutes 7.1 --out OUT [--network v4|v4.1] [--smoke]
+    python training/run.py --minutes 7.1 --out OUT --draft-for FOLDER
 
 `--minutes` is the whole time; training gets what scoring leaves. OUT gets four files: ember.tar.gz
-(the checkpoint), report.json, log.jsonl and curves.png. Scratch files go to the temporary folder.
+(the checkpoint), report.json, log.jsonl and curves.png. A draft comes as draft.tar.gz: its shard,
+and the config, index and hashes of FOLDER with it. Scratch files go to the temporary folder.
 """
 
 import argparse
@@ -12,7 +14,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -50,22 +51,26 @@ def main() -> None:
 
     import torch
 
+    from relight.base.checkpoint import open_model
     from relight.ember.tasks import held_out
     from relight.text.tokenizer import Tokenizer
-    from training import score
-    from training.export import export, read_back
-    from training.model import EMBER
-    from training.network import Mode, Network
+    from training.jobs import Job, copy_checkpoint, make_backbone, make_draft
+    from training.model import NETWORKS
     from training.rows import RowMaker
-    from training.stream import Stream, data_hash
-    from training.train import Recipe, Trainer, trained_parameters
+    from training.stream import Stream
+    from training.train import Recipe
 
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="ember-"))
     checkpoint = scratch / "ember"
     checkpoint.mkdir()
-    _provide_tokenizer(options.tokenizer, checkpoint)
+    if options.draft_for:
+        copy_checkpoint(options.draft_for, checkpoint)
+        config = open_model(checkpoint).config
+    else:
+        _provide_tokenizer(options.tokenizer, checkpoint)
+        config = NETWORKS[options.network]
     device = torch.device(options.device or _device(torch))
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -76,6 +81,7 @@ def main() -> None:
         compiled=options.compiled == "on",
     )
     stream = Stream(checkpoint, recipe.seed, recipe.step_tokens, recipe.num_workers)
+    scoring_s = 20.0 if options.smoke else SCORING_S
     try:
         maker = RowMaker(Tokenizer.load(checkpoint))
         per_task = min(options.instances, 12) if options.smoke else options.instances
@@ -83,63 +89,27 @@ def main() -> None:
             options.seed + 1, per_task, lambda text: len(maker.tokenizer.encode_text(text))
         )
         print(f"ready after {time.monotonic() - begun:.0f} s on {device}", flush=True)
-        trainer = Trainer(EMBER, recipe, stream, device, out, scratch)
-        if options.resume:
-            trainer.resume(options.resume)
-        scoring_s = 20.0 if options.smoke else SCORING_S
-        left_s = 60 * options.minutes - (time.monotonic() - begun) - scoring_s
-        print(f"training for {left_s:.0f} s", flush=True)
-        trainer.run(max(left_s, 10.0) / 60)
+        job = Job(
+            config=config,
+            recipe=recipe,
+            device=device,
+            out=out,
+            scratch=scratch,
+            checkpoint=checkpoint,
+            maker=maker,
+            sets=sets,
+            per_task=per_task,
+            resume=options.resume,
+            train_s=lambda: 60 * options.minutes - (time.monotonic() - begun) - scoring_s,
+            decode_s=6.0 if options.smoke else DECODE_S,
+            is_late=lambda: time.monotonic() - begun > 60 * options.minutes + 30,
+        )
+        if options.draft_for:
+            make_draft(job, stream)
+        else:
+            make_backbone(job, stream, SAMPLES)
     finally:
         stream.close()
-
-    size = export(EMBER, trainer.parameters, checkpoint)
-    with tarfile.open(out / "ember.tar.gz", "w:gz") as archive:
-        archive.add(checkpoint, "ember")
-    print(f"exported {size:,} bytes after {time.monotonic() - begun:.0f} s", flush=True)
-    network = Network(EMBER, trainer.dtype)
-    rounded = Mode(weights=True, activations=True)
-    served = Mode(activations=True)
-    trained = trained_parameters(trainer)
-    _, stored = read_back(checkpoint, device)
-    del trainer.optimiser
-
-    decode_s = 6.0 if options.smoke else DECODE_S
-
-    def scores(parameters: Any, mode: Any, some: Any = sets) -> dict[str, float]:
-        scorer = score.Scorer(
-            maker, network, parameters, mode, options.step_tokens * 2, time.monotonic() + decode_s
-        )
-        return score.table(scorer, some, lambda line: print(line, flush=True))
-
-    keys = {name: some for name, some in sets.items() if name[0].startswith("key")}
-    report: dict[str, Any] = {
-        "seed": options.seed,
-        "data_sha256": data_hash(checkpoint, options.seed),
-        "steps": trainer.step,
-        "training_s": trainer.spent_s,
-        "export_bytes": size,
-        "instances": per_task,
-    }
-    for name, run in (
-        ("after export", lambda: scores(stored, served)),
-        ("random picks", lambda: scores(stored, Mode(activations=True, random_picks=True), keys)),
-        ("before export", lambda: scores(trained, rounded)),
-        ("unrounded", lambda: scores(trained, Mode())),
-    ):
-        if time.monotonic() - begun > 60 * options.minutes + 30:
-            print(f"no time left for the scores '{name}'", flush=True)
-            continue
-        print(f"{name}, {time.monotonic() - begun:.0f} s:", flush=True)
-        report[name] = run()
-        (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    report["samples"] = {}
-    for thinking in (False, True):
-        scorer = score.Scorer(maker, network, stored, served, options.step_tokens)
-        for text, answer in zip(SAMPLES, scorer.say(SAMPLES, thinking=thinking), strict=True):
-            report["samples"][f"{text} (thinking {'on' if thinking else 'off'})"] = answer
-            print(f"> {text}\n{answer}", flush=True)
-    (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     _plot(out)
     shutil.rmtree(scratch)
     if device.type == "cuda":
@@ -151,6 +121,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=7.1)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--network", choices=("v4", "v4.1"), default="v4")
+    parser.add_argument(
+        "--draft-for", type=Path, help="train a draft for the backbone in this folder instead"
+    )
     parser.add_argument("--smoke", action="store_true", help="every stage in about a minute")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "training" / "tokenizer")

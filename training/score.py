@@ -85,6 +85,14 @@ class Scorer:
             questions.append((Question(instance, prompt, (0,) * SAID_TOKENS), 0))
         return [self.maker.tokenizer.decode(ids) for _, ids in self._decode(questions)]
 
+    @torch.no_grad()
+    def greedy(self, instances: Sequence[Instance]) -> list[tuple[Question, list[int]]]:
+        """What is said to each, token by token the likeliest."""
+        questions = [self._question(instance) for instance in instances]
+        pairs = list(zip(questions, self._agreed(questions), strict=True))
+        same = [(q, list(q.canonical)) for q, count in pairs if count == len(q.canonical)]
+        return same + self._decode([pair for pair in pairs if pair[1] < len(pair[0].canonical)])
+
     def _question(self, instance: Instance) -> Question:
         prompt = self.maker.encoder.encode(instance.conversation)
         output = self.maker.encode_output(instance.canonical, prompt.start == "reasoning")

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from training.graphs import Replayed
+from training.make import make_network
 from training.model import Parameters, initial
 from training.network import Extras, Mode, Network
 from training.optimiser import Optimiser
@@ -71,15 +73,16 @@ class Trainer:
         device: torch.device,
         out: Path,
         scratch: Path,
+        classes: Tensor | None = None,
     ) -> None:
-        """The log goes to `out`, checkpoints to `scratch`."""
+        """The log goes to `out`, checkpoints to `scratch`. `classes` of tokens: see `make`."""
         self.config, self.recipe, self.stream = config, recipe, stream
-        self.out, self.scratch = out, scratch
+        self.out, self.scratch, self.classes = out, scratch, classes
         self.device = device
-        self.parameters = initial(config, recipe.seed, device)
+        self.parameters = self._initial(recipe.seed)
         self.optimiser = Optimiser(self.parameters)
         self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        self.network = Network(config, self.dtype)
+        self.network = self._network()
         self.points: list[Point] = []
         self.step = 0
         self.spent_s = 0.0
@@ -97,13 +100,18 @@ class Trainer:
             with self._replayed.stream():
                 self._compile()
 
+    def _initial(self, seed: int) -> Parameters:
+        return initial(self.config, seed, self.device)
+
+    def _network(self, compile: Any = None) -> Network:
+        return make_network(self.config, self.dtype, compile, self.classes)
+
     def _compile(self) -> None:
         """Compiles the small functions in both kinds of pass, before the clock starts. A machine
         without a working compiler trains without, more slowly."""
         start = time.monotonic()
-        plain = self.network
         torch._dynamo.config.recompile_limit = 64
-        self.network = Network(self.config, self.dtype, partial(torch.compile, dynamic=False))
+        self.network = self._network(partial(torch.compile, dynamic=False))
         rows = self.recipe.step_tokens // 256
         ids = torch.zeros((rows, 257), dtype=torch.int64, device=self.device)
         tags = torch.full((rows * 256,), PROMPT, device=self.device)
@@ -112,7 +120,7 @@ class Trainer:
                 self._loss(ids, tags, mode)[0].backward()
         except Exception as error:
             print(f"cannot compile ({type(error).__name__}: {error}); going on without", flush=True)
-            self.network = plain
+            self.network = self._network()
         for tensor in self.parameters.values():
             tensor.grad = None
         self._sums.zero_()
@@ -156,7 +164,7 @@ class Trainer:
         if self._file().exists():
             self.resume(self._file())
         else:
-            fresh = initial(self.config, self.recipe.seed + 1, self.device)
+            fresh = self._initial(self.recipe.seed + 1)
             with torch.no_grad():
                 for name, tensor in self.parameters.items():
                     tensor.copy_(fresh[name])
@@ -191,7 +199,7 @@ class Trainer:
             self._sums[0] += loss
             self._sums[1] += index_loss
             self._sums[2] += 1
-            self._sums[3] += _imbalance(extras)
+            self._sums[3] += imbalance(extras)
             self._sums[4:260].index_add_(0, tags, losses)
             self._sums[260:].index_add_(0, tags, torch.ones_like(losses))
         return loss + index_loss, extras
@@ -266,7 +274,7 @@ class Trainer:
         self._replayed.reset()
 
 
-def _imbalance(extras: Extras) -> Tensor:
+def imbalance(extras: Extras) -> Tensor:
     """Most tokens of an expert over the mean, averaged over layers."""
     loads = torch.stack(extras.loads).float()
     return (loads.amax(-1) / loads.mean(-1).clamp(min=1)).mean()
