@@ -18,7 +18,7 @@ from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
 from relight.engine.client import EngineClient
-from relight.session.aside import aside, num_characters
+from relight.session.aside import Aside, num_characters
 from relight.session.checker import Checker, InChild, InProcess
 from relight.session.constrain import Constrainer
 from relight.session.encoding import encoding_of
@@ -91,6 +91,7 @@ class Session:
         )
         self._observer = observer
         self._clock = clock
+        self._aside = Aside()
 
     @classmethod
     def open(
@@ -133,16 +134,16 @@ class Session:
     async def encode_chat(self, conversation: Conversation, cache_salt: str = "") -> Prompt:
         conversation = self._with_effort(conversation)
         recall = self._memory.recall(cache_salt) if self._memory else None
-        return await aside(
+        return await self._aside(
             lambda: self._encoder.encode(conversation, recall), num_characters(conversation)
         )
 
     async def encode_raw(self, text: str) -> list[int]:
-        return await aside(lambda: self.tokenizer.encode_raw(text), len(text))
+        return await self._aside(lambda: self.tokenizer.encode_raw(text), len(text))
 
     async def decode(self, ids: Sequence[int]) -> str:
         self.check_ids(ids, "tokens")
-        return await aside(lambda: self.tokenizer.decode(ids), 4 * len(ids))
+        return await self._aside(lambda: self.tokenizer.decode(ids), 4 * len(ids))
 
     async def spell(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, U+FFFD where it is no whole character."""
@@ -150,7 +151,7 @@ class Session:
         def texts() -> list[str]:
             return [self.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
 
-        return await aside(texts, 4 * len(ids))
+        return await self._aside(texts, 4 * len(ids))
 
     async def chat(self, conversation: Conversation, options: Options) -> Job:
         """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
@@ -171,7 +172,7 @@ class Session:
         request = await self._constrained(request, wanted)
         if self._memory:
             explain = partial(self._memory.explain, options.cache_salt, prompt)
-            if found := await aside(explain, len(prompt.ids)):
+            if found := await self._aside(explain, len(prompt.ids)):
                 log.info("%s: %s", request.id, found.told(len(prompt.ids)))
         return Job(
             request,

@@ -21,10 +21,12 @@ from relight.session import (
     Session,
     collect,
 )
+from relight.session.aside import HUGE_CHARACTERS
 from relight.session.request import output_limit
 from relight.text.conversation import Conversation, Message, Tool
 from relight.text.parse import Content
 from relight.text.prompt import PromptEncoder
+from relight.text.tokenizer import Tokenizer
 from tests.serve.fakes import CALL, ENCODER, EOS, TOKENIZER, script, tokens
 
 HELLO = Conversation(messages=(Message("user", "Hi"),))
@@ -217,5 +219,41 @@ def test_encoding_a_long_prompt_lets_other_work_run() -> None:
         await asyncio.sleep(0)
         encoder.let_go.set()
         await job
+
+    asyncio.run(run())
+
+
+class HeldTokenizer(Tokenizer):
+    """Holds huge texts."""
+
+    def __init__(self) -> None:
+        self.__dict__.update(TOKENIZER.__dict__)
+        self.let_go = threading.Event()
+        self.num_inside = 0
+
+    def encode_raw(self, text: str) -> list[int]:
+        if len(text) >= HUGE_CHARACTERS:
+            self.num_inside += 1
+            assert self.let_go.wait(20)
+            return []
+        return super().encode_raw(text)
+
+
+def test_huge_texts_wait_for_each_other_and_no_other_text_for_them() -> None:
+    tokenizer = HeldTokenizer()
+    one = Session(script("a", info=INFO), tokenizer, PromptEncoder(TOKENIZER))
+
+    async def run() -> None:
+        huge = "x" * HUGE_CHARACTERS
+        held = [asyncio.ensure_future(one.encode_raw(huge)) for _ in range(100)]
+        for long in range(3000, 3010):
+            assert await asyncio.wait_for(one.encode_raw("x" * long), 20)
+        assert tokenizer.num_inside == 1
+        for late in held[50:]:  # whoever goes away while it waits costs nothing
+            late.cancel()
+        await asyncio.gather(*held[50:], return_exceptions=True)
+        tokenizer.let_go.set()
+        await asyncio.gather(*held[:50])
+        assert tokenizer.num_inside == 50
 
     asyncio.run(run())
