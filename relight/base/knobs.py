@@ -17,8 +17,8 @@ def declare(
     group: Group,
     help: str,
     *,
-    low: int | None = None,
-    high: int | None = None,
+    low: float | None = None,
+    high: float | None = None,
     unit: str = "",
     secret: bool = False,
 ) -> msgspec.Meta:
@@ -32,7 +32,7 @@ class Knob:
 
     name: str
     type: Any
-    kind: Literal["int", "bytes", "text", "choice", "bool", "list"]
+    kind: Literal["int", "float", "bytes", "text", "choice", "bool", "list"]
     default: object
     help: str
     group: Group
@@ -74,13 +74,15 @@ def parse_bytes(text: str) -> int:
 def describe(field: msgspec.structs.FieldInfo) -> Knob:
     base, meta = get_args(field.type)
     limits = f"{meta.ge} or more" if meta.le is None else f"{meta.ge} to {meta.le}"
-    kind: Literal["int", "bytes", "text", "choice", "bool", "list"]
+    kind: Literal["int", "float", "bytes", "text", "choice", "bool", "list"]
     if base is bool:
         kind, wanted = "bool", "true or false"
     elif base is str:
         kind, wanted = "text", "a text"
     elif base == tuple[str, ...]:
         kind, wanted = "list", "texts; several flags, or joined by commas"
+    elif base is float:
+        kind, wanted = "float", limits
     elif base is not int:
         kind, wanted = "choice", " or ".join(get_args(base))
     elif meta.extra["unit"] == "bytes":

@@ -63,6 +63,41 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["on", "off"],
         declare("compute", "plan a step while the one before it runs; off: one after the other"),
     ] = "on"
+    spec: Annotated[
+        Literal["off", "dspark"],
+        declare(
+            "compute",
+            "guess tokens ahead and check them in one step; dspark: by the checkpoint's draft; no "
+            "text depends on it",
+        ),
+    ] = "off"
+    spec_k: Annotated[
+        int,
+        declare(
+            "compute",
+            "tokens that are guessed at once; 0: as many as the draft was trained for",
+            low=0,
+            high=15,
+        ),
+    ] = 0
+    spec_threshold: Annotated[
+        float,
+        declare(
+            "compute",
+            "guesses end before the first that the draft itself thinks less likely to be right",
+            low=0.0,
+            high=1.0,
+        ),
+    ] = 0.2
+    spec_max_prompt: Annotated[
+        int,
+        declare(
+            "compute",
+            "longest prompt, in tokens, behind which tokens are guessed; 0: any",
+            low=0,
+            high=2**20,
+        ),
+    ] = 0
     threads: Annotated[
         int,
         declare(
@@ -285,7 +320,13 @@ KNOBS: Mapping[str, Knob] = {
     field.name: describe(field) for field in msgspec.structs.fields(Settings)
 }
 
-NEEDS = {"reuse_generated": ("prefix_cache", "on"), "record_bytes": ("prefix_cache", "on")}
+NEEDS = {
+    "reuse_generated": ("prefix_cache", "on"),
+    "record_bytes": ("prefix_cache", "on"),
+    "spec_k": ("spec", "dspark"),
+    "spec_threshold": ("spec", "dspark"),
+    "spec_max_prompt": ("spec", "dspark"),
+}
 """A setting that acts only where another has a value: given beside another value, it is refused."""
 
 

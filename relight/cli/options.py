@@ -76,4 +76,5 @@ def _help(knob: Knob) -> str:
 def _metavar(knob: Knob) -> str:
     if knob.kind == "choice":
         return "|".join(knob.wanted.split(" or "))
-    return {"int": "NUMBER", "bytes": "BYTES", "text": "TEXT", "list": "TEXT"}[knob.kind]
+    number = {"int": "NUMBER", "float": "NUMBER", "bytes": "BYTES"}
+    return number.get(knob.kind, "TEXT")

@@ -24,6 +24,13 @@ from relight.cache.layout import PAGE_TOKENS, Layout, layout
 from relight.cache.pool import Pool
 from relight.cache.prefix import PrefixIndex, RecordPool
 from relight.engine.capacity import capacity
+from relight.engine.drafting import (
+    Drafting,
+    build_proposer,
+    build_speculation,
+    choose_drafting,
+    drafting_notes,
+)
 from relight.engine.guides import Guides
 from relight.engine.loop import Loop
 from relight.engine.memory import (
@@ -72,10 +79,11 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     numerics = choose_numerics(settings.numerics, device)
     if numerics.quantised:
         check_official_numerics(config)
+    drafting = choose_drafting(config, settings)
     torch.set_num_threads(choose_threads(settings.threads, torch.get_num_threads()))
-    spec = layout(config, numerics)
+    spec = layout(config, numerics, draft=drafting is not None)
     counts = count_bytes(settings.num_slots, config.vocab_size)
-    notes = check_memory(config, spec, settings, device, counts)
+    notes = check_memory(config, spec, settings, device, counts, drafting)
     weights = load(model, device, engram=settings.engram, progress=progress)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
@@ -85,13 +93,20 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_pages=fitted.num_pages,
         num_slots=fitted.num_slots,
         num_records=fitted.num_records,
+        draft=drafting is not None,
     )
-    runner = Runner(network(config, weights, numerics), pool, max_context=fitted.max_context)
+    proposer = build_proposer(model, drafting, weights, pool, numerics) if drafting else None
+    runner = Runner(
+        network(config, weights, numerics),
+        pool,
+        max_context=fitted.max_context,
+        proposer=proposer,
+    )
     # A processor reads only the experts that it needs: one row does not bring all weights in.
     wanted = 1 if device.type == "cpu" else settings.max_step_tokens
     rows = min(wanted, fitted.max_context - 1)
     scratch = warm_up(runner, config, rows)
-    operator = identity(folder, numerics, device)
+    operator = identity(folder, numerics, device, settings.spec)
     index = PrefixIndex(
         BlockPool(fitted.num_pages),
         RecordPool(fitted.num_records),
@@ -118,6 +133,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         operator=operator,
         memory=(
             *weight_rows(config, settings.engram),
+            *([("weights: draft", drafting.nbytes)] if drafting else []),
             *state_rows(spec, fitted, counts),
             (f"scratch of a step of {rows:,} rows, about", scratch_bytes(config, rows, 1)),
         ),
@@ -130,6 +146,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         notes=(
             *notes,
             *model_notes(config, settings),
+            *drafting_notes(config, drafting),
             *setting_notes(settings, spec, fitted),
         ),
     )
@@ -137,22 +154,29 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     guides = Guides(
         lambda: Tokenizer.load(folder, trust=settings.trust_tokenizer), config.vocab_size
     )
-    return Loop(Scheduler(limits, index), steps, guides=guides), info
+    scheduler = Scheduler(limits, index, build_speculation(drafting, settings))
+    return Loop(scheduler, steps, guides=guides), info
 
 
 def check_memory(
-    config: ModelConfig, spec: Layout, settings: Settings, device: torch.device, counts: int
+    config: ModelConfig,
+    spec: Layout,
+    settings: Settings,
+    device: torch.device,
+    counts: int,
+    drafting: Drafting | None,
 ) -> tuple[str, ...]:
     """Before minutes are spent on reading weights: raises `CannotFit` if they or what is needed
     beside them will not fit, else returns what there is to say of them."""
     notes: tuple[str, ...] = ()
+    draft = drafting.nbytes if drafting else 0
     if device.type == "cpu":
-        available = available_bytes()
+        available = available_bytes() - draft
         taken = check_weights_fit_in_ram(config, available, settings.engram)
         notes = weight_notes(config, available, settings.engram)
     else:
-        taken = check_weights_fit(config, free_bytes(device), settings.engram)
-    capacity(config, spec, settings, free_bytes(device, taken) - counts)
+        taken = check_weights_fit(config, free_bytes(device) - draft, settings.engram)
+    capacity(config, spec, settings, free_bytes(device, taken + draft) - counts)
     for note in notes:
         log.warning("%s", note)
     return notes
@@ -185,7 +209,7 @@ def choose_numerics(name: str, device: torch.device) -> Numerics:
     return OFFICIAL_BF16 if has_native_bf16(device) else OFFICIAL
 
 
-def identity(folder: Path, numerics: Numerics, device: torch.device) -> str:
+def identity(folder: Path, numerics: Numerics, device: torch.device, draft: str) -> str:
     """What computed a state, so that no state is reused across weights, numerics or kernels.
 
     Weights are known by the hash of the config and of every file's name, size and header: hashing
@@ -207,7 +231,7 @@ def identity(folder: Path, numerics: Numerics, device: torch.device) -> str:
         f"device {architecture(device)}",
         f"torch {torch.__version__}",
         "ranks 1",
-        "draft none",
+        f"draft {draft}",
         f"layout {LAYOUT_VERSION}",
     )
     return "; ".join(parts)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relight.base.errors import BadSetting
 from relight.base.knobs import GROUPS, format_bytes, parse_bytes
-from relight.base.settings import KNOBS, Settings, load
+from relight.base.settings import KNOBS, NEEDS, Settings, load
 
 MODEL = {"model": "folder"}
 
@@ -23,7 +23,11 @@ def toml(folder: Path, text: str) -> Path:
 def test_every_default_is_a_legal_value_of_its_setting() -> None:
     for knob in KNOBS.values():
         assert msgspec.convert(knob.default, knob.type) == knob.default
-        loaded = load({}, {knob.variable: knob.show(knob.default)})
+        given = {knob.variable: knob.show(knob.default)}
+        if knob.name in NEEDS:
+            other, value = NEEDS[knob.name]
+            given[KNOBS[other].variable] = value
+        loaded = load({}, given)
         assert getattr(loaded.settings, knob.name) == knob.default
 
 
@@ -61,6 +65,10 @@ def test_the_table_shows_every_setting_with_value_and_source() -> None:
         (MODEL | {"kernels": "cuda"}, {}, ["kernels", "'cuda'", "reference", "only ones yet"]),
         (MODEL, {"RELIGHT_NUMERICS": "fast"}, ["RELIGHT_NUMERICS", "auto or official"]),
         (MODEL, {"RELIGHT_PROT": "1"}, ["RELIGHT_PROT", "did you mean RELIGHT_PORT?"]),
+        (MODEL | {"spec_k": "16", "spec": "dspark"}, {}, ["spec_k", "'16'", "0 to 15"]),
+        (MODEL | {"spec_threshold": "1.5"}, {}, ["spec_threshold", "'1.5'", "0.0 to 1.0"]),
+        (MODEL | {"spec_threshold": "nan"}, {}, ["spec_threshold", "'nan'", "0.0 to 1.0"]),
+        (MODEL | {"spec_k": "3"}, {}, ["spec_k", "--spec-k", "spec is off", "set spec to dspark"]),
         (MODEL | {"max-contxt": 1}, {}, ["max-contxt", "did you mean max_context?"]),
         (
             MODEL | {"reuse_generated": "off", "prefix_cache": "off"},

@@ -1,0 +1,88 @@
+"""Builds what guesses tokens, as settings ask for it. Knows no request and no scheduler.
+
+Without speculation no tensor of a draft is read, and no ring kept for one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from relight.base.checkpoint import OpenModel
+from relight.base.config import ModelConfig
+from relight.base.errors import BadSetting
+from relight.base.numerics import Numerics
+from relight.base.settings import Settings
+from relight.base.tensors import draft_tensors
+from relight.cache.pool import Pool
+from relight.engine.proposer import DraftProposer
+from relight.engine.speculate import Speculation
+from relight.model.draft import Draft
+from relight.model.network import AnyWeights
+from relight.model.state import draft_rings
+from relight.model.weights_draft import load_draft
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """`depth` tokens are guessed at once, by a draft whose weights take `nbytes`."""
+
+    depth: int
+    nbytes: int
+
+
+def choose_drafting(config: ModelConfig, settings: Settings) -> Drafting | None:
+    """None without speculation. Raises `BadSetting` if the model has no draft for it."""
+    if settings.spec == "off":
+        return None
+    draft = config.draft
+    if draft.kind != "dspark":
+        found = {
+            "mtp1": "the preview's MTP block (mtp.0), which is skipped: it guesses one token, and "
+            "nothing here runs it",
+            "none": "no draft",
+        }[draft.kind]
+        raise BadSetting(
+            f"spec is {settings.spec} and the checkpoint has {found}; set spec to off, or choose a "
+            "checkpoint with DSpark stages",
+            param="spec",
+        )
+    nbytes = sum(tensor.nbytes for tensor in draft_tensors(config))
+    return Drafting(settings.spec_k or draft.block_size, nbytes)
+
+
+def build_proposer(
+    model: OpenModel,
+    drafting: Drafting,
+    backbone: AnyWeights,
+    pool: Pool,
+    numerics: Numerics,
+) -> DraftProposer:
+    """Reads the draft's weights. The trained block is run whole, and cut to what is asked for; a
+    longer one is one block of more rows, never a second block. Raises `BadCheckpoint`."""
+    config = model.config
+    weights = load_draft(model, pool.device)
+    size = max(drafting.depth, config.draft.block_size)
+    config = replace(config, draft=replace(config.draft, block_size=size))
+    draft = Draft(config, weights, backbone.embed, backbone.head, numerics)
+    return DraftProposer(draft, draft_rings(config, pool))
+
+
+def build_speculation(drafting: Drafting | None, settings: Settings) -> Speculation | None:
+    if drafting is None:
+        return None
+    return Speculation(drafting.depth, settings.spec_threshold, settings.spec_max_prompt)
+
+
+def drafting_notes(config: ModelConfig, drafting: Drafting | None) -> Iterator[str]:
+    """What there is to know of it beside the settings."""
+    trained = config.draft.block_size
+    if drafting is None:
+        return
+    yield (
+        f"{drafting.depth} tokens are guessed at once; answers with penalties or a thinking budget "
+        "go without, and so do those inside of a grammar"
+    )
+    if drafting.depth > trained:
+        yield (
+            f"spec_k {drafting.depth} is beyond the {trained} tokens that the draft was trained "
+            "for: the further guesses may rarely be right"
+        )

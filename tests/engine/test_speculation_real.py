@@ -1,0 +1,262 @@
+"""Text and state are the same with guesses or without, on real, tiny models: whatever is guessed,
+and with the models' own drafts."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.base.checkpoint import open_model
+from relight.base.errors import BadSetting
+from relight.base.official import V4_FLASH, V4_FLASH_DSPARK
+from relight.base.settings import Settings
+from relight.base.types import Request, SamplingParams
+from relight.cache.layout import DRAFT, layout
+from relight.engine import drafting
+from relight.engine.assemble import assemble, choose_numerics
+from relight.engine.drafting import choose_drafting
+from relight.engine.loop import Loop
+from relight.engine.plan import Draw
+from relight.engine.runner import Runner
+from relight.engine.speculate import Speculation
+from relight.engine.steps import InTurn, Overlapped
+from relight.model.inputs import Segment
+from tests.engine.real import words, write_checkpoint
+from tests.model.harness import Driver
+
+CPU = torch.device("cpu")
+VOCAB = 320
+State = dict[str, Tensor]
+
+REQUESTS = tuple(
+    Request(
+        id=f"r{number}",
+        prompt=tuple(words(f"guessed {number}", length)),
+        sampling=SamplingParams(seed=number, max_tokens=count, **options),  # type: ignore[arg-type]
+    )
+    for number, (length, count, options) in enumerate(
+        [
+            (1, 18, {"temperature": 0.0}),
+            (120, 18, {}),  # over the end of a page, sampled
+            (130, 12, {"temperature": 0.0, "logprobs": 2}),
+            (126, 14, {"temperature": 0.7, "top_p": 0.9, "stop_token_ids": tuple(range(20))}),
+            (5, 8, {"presence_penalty": 0.5}),
+            (40, 9, {"logit_bias": ((7, 2.0),), "min_tokens": 4, "stop_token_ids": (7, 8)}),
+        ]
+    )
+)
+"""A mixed batch: greedy and sampled, with all that a draw may hang on."""
+
+
+class Eyes(Driver):
+    """Sees the state of an engine's slots."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.pool, self.config = runner, runner.pool, runner.model.config
+        self.lengths: dict[int, int] = {}
+
+    def length(self, slot: int) -> int:
+        return self.lengths[slot]
+
+    def look(self, slot: int, length: int) -> State:
+        """What later rows read of the first `length` tokens."""
+        self.lengths[slot] = length
+        state = self.readable(slot)
+        if self.runner.proposer is not None and any(
+            field.name == DRAFT for field in self.pool.layout.slot.fields
+        ):
+            kept = range(max(0, length - self.config.window), length)
+            for stage in range(self.config.draft.num_stages):
+                state[f"{DRAFT}.{stage}"] = self._ring(DRAFT, stage, slot, kept)
+        return state
+
+
+class Scripted:
+    """Guesses what is known to follow where `is_right` says so, and another token elsewhere."""
+
+    def __init__(self, depth: int, is_right: Callable[[int], bool]) -> None:
+        self.depth = depth
+        self.is_right = is_right
+        self.loop: Loop | None = None
+        self.texts: dict[str, list[int]] = {}
+
+    def keep(self, taps: Tensor, segment: Segment) -> None:
+        assert taps.shape[0] == segment.num_rows
+
+    def propose(
+        self, slots: Tensor, positions: Tensor, anchors: Tensor, draws: Sequence[Draw]
+    ) -> tuple[Tensor, Tensor]:
+        assert self.loop is not None
+        by_slot = {s.slot: s.request for s in self.loop._scheduler.running}
+        guesses = []
+        for slot, position, anchor in zip(
+            slots.tolist(), positions.tolist(), anchors.tolist(), strict=True
+        ):
+            request = by_slot[slot]
+            text = [*request.prompt, *self.texts[request.id]]
+            assert position + 1 >= len(text) or text[position + 1] == anchor
+            row = (text[position + 2 :] + [9] * self.depth)[: self.depth]
+            guesses.append(
+                [t if self.is_right(position + i) else (t + 1) % VOCAB for i, t in enumerate(row)]
+            )
+        return torch.tensor(guesses), torch.ones(len(guesses), self.depth)
+
+
+class Run:
+    """An engine that ran `REQUESTS` to their ends: texts, and the state after each step."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        script: Scripted | None = None,
+        texts: dict[str, list[int]] | None = None,
+        *,
+        look: bool = True,
+        **more: object,
+    ) -> None:
+        spec = layout(open_model(checkpoint).config, choose_numerics("auto", CPU))
+        options = {"overlap": "off", "max_step_tokens": 100, "num_slots": 4, **more}
+        settings = Settings(
+            model=str(checkpoint),
+            device="cpu",
+            max_context=384,
+            cache_bytes=13 * max(1, spec.page.bytes),
+            step_target=0,
+            **options,  # type: ignore[arg-type]
+        )
+        self.loop, self.info = assemble(settings, lambda done, total: None)
+        steps = self.loop._steps
+        assert isinstance(steps, (InTurn, Overlapped))
+        assert isinstance(steps._runner, Runner)
+        self.runner = steps._runner
+        self.scheduler = self.loop._scheduler
+        if script is not None:
+            script.loop, script.texts = self.loop, texts or {}
+            self.runner.proposer = script
+            self.scheduler.speculation = Speculation(script.depth)
+        self.texts: dict[str, list[int]] = {request.id: [] for request in REQUESTS}
+        self.finishes: dict[str, str] = {}
+        self.scores: dict[str, list[object]] = {request.id: [] for request in REQUESTS}
+        self.states: dict[tuple[str, int], State] = {}
+        self.num_steps = 0
+        eyes = Eyes(self.runner)
+        for request in REQUESTS:
+            self.loop.add(request)
+        while not self.loop.idle:
+            for delta in self.loop.step():
+                self.texts[delta.id] += delta.tokens
+                self.scores[delta.id] += delta.logprobs
+                if delta.finish:
+                    self.finishes[delta.id] = delta.finish
+            self.num_steps += 1
+            for s in self.scheduler.running if look else ():
+                if not s.in_flight and s.computed >= s.num_prompt:
+                    self.states[s.request.id, s.computed] = eyes.look(s.slot, s.computed)
+
+    def assert_equals(self, other: "Run") -> None:
+        assert self.texts == other.texts
+        assert self.finishes == other.finishes
+        assert self.scores == other.scores
+        common = self.states.keys() & other.states.keys()
+        assert len(common) >= len(REQUESTS) or not self.states
+        for key in common:
+            ours, theirs = self.states[key], other.states[key]
+            for name in ours.keys() & theirs.keys():
+                assert torch.equal(ours[name], theirs[name]), (key, name)
+
+
+PATTERNS: dict[str, Callable[[int], bool]] = {
+    "none": lambda position: False,
+    "all": lambda position: True,
+    "alternating": lambda position: position % 2 == 0,
+    "random": lambda position: random.Random(position).random() < 0.7,
+}
+
+
+Plain = tuple[Path, Run]
+"""A checkpoint, and what came of it without guesses."""
+
+
+@pytest.fixture(scope="module", params=["v4", "v41"])
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    return checkpoint, Run(checkpoint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_pattern_of_guesses_changes_texts_or_state(plain: Plain, pattern: str) -> None:
+    """Tokens, ends, log probabilities, and every byte that a later row reads."""
+    checkpoint, wanted = plain
+    for depth in {"none": [15], "all": [4, 15], "alternating": [7], "random": [11]}[pattern]:
+        found = Run(checkpoint, Scripted(depth, PATTERNS[pattern]), wanted.texts)
+        found.assert_equals(wanted)
+        assert found.scheduler.speculation is not None
+        tally = found.scheduler.speculation.tally
+        assert len(tally.drafted) == depth
+        assert (sum(tally.accepted) > 0) == (pattern != "none")
+        if pattern == "all":
+            assert found.num_steps < wanted.num_steps
+
+
+def test_no_pattern_of_guesses_changes_texts_where_steps_overlap(plain: Plain) -> None:
+    """And where pages are scarce, so that requests give way."""
+    checkpoint, wanted = plain
+    script = Scripted(6, PATTERNS["random"])
+    found = Run(
+        checkpoint, script, wanted.texts, look=False, overlap="on", admit_output=1, num_slots=6
+    )
+    assert found.texts == wanted.texts
+    assert found.scores == wanted.scores
+
+
+@pytest.fixture(scope="module", params=["v4_dspark", "v41"])
+def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    return checkpoint, Run(checkpoint)
+
+
+@pytest.mark.slow
+def test_no_draft_changes_texts_or_state(drafted: Plain) -> None:
+    """With the checkpoint's own draft, at its trained length, a shorter and a longer one; what the
+    draft itself remembers is equal, too."""
+    checkpoint, wanted = drafted
+    first = None
+    for depth, threshold, chunk in ((0, 0.0, 100), (2, 0.5, 33), (15, 0.0, 200)):
+        options = {"spec_k": depth, "spec_threshold": threshold, "max_step_tokens": chunk}
+        found = Run(checkpoint, spec="dspark", **options)
+        found.assert_equals(wanted)
+        first = first or found
+        found.assert_equals(first)
+        assert any(name.startswith(DRAFT) for name in next(iter(found.states.values())))
+        assert found.scheduler.speculation is not None
+        tally = found.scheduler.speculation.tally
+        assert len(tally.drafted) == (depth or 5) or threshold
+        beyond = [note for note in found.info.notes if "beyond the 5 tokens" in note]
+        assert bool(beyond) == (depth > 5)
+        print(f"{checkpoint.name} k {depth}: drafted {tally.drafted}, accepted {tally.accepted}")
+
+
+def test_without_speculation_no_tensor_of_a_draft_is_read(
+    drafted: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting, "load_draft", lambda *_: pytest.fail("a draft was read"))
+    _, run = drafted
+    assert run.runner.proposer is None
+    assert all(field.name != DRAFT for field in run.runner.pool.layout.slot.fields)
+    assert "draft off" in run.info.operator
+
+
+def test_a_checkpoint_without_a_dspark_draft_is_refused_by_name() -> None:
+    settings = Settings(spec="dspark")
+    with pytest.raises(BadSetting, match=r"the preview's MTP block \(mtp\.0\)") as caught:
+        choose_drafting(V4_FLASH, settings)
+    assert caught.value.param == "spec"
+    found = choose_drafting(V4_FLASH_DSPARK, settings)
+    assert found is not None
+    assert found.depth == 5
+    assert found.nbytes == pytest.approx(166_878_536_440 - 159_609_485_896, rel=0.6)
+    assert choose_drafting(V4_FLASH, Settings()) is None
