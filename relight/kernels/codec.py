@@ -6,7 +6,8 @@ these types. All scales are powers of two: multiplying by them and by their inve
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -219,12 +220,25 @@ def fp4_round(x: Tensor, block: int = 32) -> Tensor:
     return _scale(e2m1_round(_unscaled(x, scales)), scales)
 
 
+class FastLinear(Protocol):
+    """Kernels for products of few rows, given to a weight at load."""
+
+    def takes(self, x: Tensor, w: "Weight", quantised: bool) -> bool: ...
+
+    def takes_groups(self, x: Tensor, w: "Weight", boundary: torch.dtype) -> bool: ...
+
+    def linear(self, x: Tensor, w: "Weight", boundary: torch.dtype) -> Tensor: ...
+
+    def grouped(self, x: Tensor, w: "Weight", boundary: torch.dtype) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
     """A matrix that is stored as it is, float32 or bfloat16. `act_block` 0: its input is never
     quantised."""
 
     data: Tensor  # [N, K]
+    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)
 
     quantised = False
     act_block = 0
@@ -249,6 +263,7 @@ class Fp8Weight:
     data: Tensor  # [N, K] uint8
     scale: Tensor  # [ceil(N / block), ceil(K / block)] uint8
     block: int
+    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)
 
     quantised = True
 
@@ -279,6 +294,7 @@ class Fp4Weight:
     data: Tensor  # [N, K / 2] uint8
     scale: Tensor  # [N, K / 32] uint8
     act_block: int = 128
+    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)
 
     quantised = True
 

@@ -5,6 +5,9 @@ from relight.kernels.forms import Form
 
 SOURCE = "cuda/small.cu"
 
+QUANT_BLOCK = 128
+"""Values that share a scale."""
+
 
 def act_quant(form: Form, *, x_bf16: bool) -> Kernel:
     """Tokens to E4M3 with a scale for each 128 values."""

@@ -1,7 +1,8 @@
 """Routed experts: gated feed-forward networks, each row through the ones chosen for it. Knows no
 router."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,22 @@ from relight.kernels.peek import every
 __all__ = ["Experts", "StackedDense", "StackedFp4", "StackedFp8", "experts", "swiglu"]
 
 
+class FastExperts(Protocol):
+    """Kernels for few quantised rows, given to a layer's experts at load."""
+
+    def experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        w1: StackedWeight,
+        w3: StackedWeight,
+        w2: StackedWeight,
+        limit: float,
+        boundary: torch.dtype,
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Experts:
     """The routed experts of one layer, in their stored form."""
@@ -22,6 +39,7 @@ class Experts:
     w1: StackedWeight  # gate [E, I, D]
     w3: StackedWeight  # up [E, I, D]
     w2: StackedWeight  # down [E, D, I]
+    fast: FastExperts | None = field(default=None, kw_only=True, repr=False)
 
 
 def experts(
@@ -49,6 +67,8 @@ def experts(
     expect_family(family)
     expect_boundary(boundary)
     parts = (stacks.w1, stacks.w3, stacks.w2)
+    if family == "step" and quantised and stacks.fast is not None:
+        return stacks.fast.experts(x, ids, weights, *parts, limit, boundary)
     return reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)
 
 

@@ -18,6 +18,8 @@ def linear(x: Tensor, w: Weight, family: Family, quantised: bool, boundary: torc
     expect(x, "x", (None, w.shape[1]), FLOATS)
     expect_family(family)
     expect_boundary(boundary)
+    if family == "step" and w.fast is not None and w.fast.takes(x, w, quantised):
+        return w.fast.linear(x, w, boundary)
     return reference.linear(x, w, family, quantised, boundary)
 
 
@@ -31,4 +33,6 @@ def grouped(x: Tensor, w: Weight, family: Family, boundary: torch.dtype) -> Tens
     assert w.shape[0] % x.shape[1] == 0, f"{w.shape[0]} outputs in {x.shape[1]} groups"
     expect_family(family)
     expect_boundary(boundary)
+    if family == "step" and w.fast is not None and w.fast.takes_groups(x, w, boundary):
+        return w.fast.grouped(x, w, boundary)
     return reference.grouped(x, w, family, boundary)

@@ -1,0 +1,80 @@
+"""The CUDA variants: what they need, what is there of it, and the kernels of a device. Knows no
+network."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from relight.kernels.build import builder
+from relight.kernels.device import architecture
+from relight.kernels.launch import NoLauncher, cuda_launcher
+from relight.kernels.nvrtc import NoNvrtc, load
+from relight.kernels.select import Selection, Variant, choose
+from relight.kernels.toolbox import Toolbox
+
+DEVICE = "a CUDA device"
+VOLTA = "SM70 or later"
+NVRTC = "NVRTC for it"
+CORE = "cuda-core"
+ALL = (DEVICE, VOLTA, NVRTC, CORE)
+
+LINEAR = Variant("linear", "step", "cuda", ALL)
+EXPERTS = Variant("experts", "step", "cuda", ALL)
+VARIANTS = (LINEAR, EXPERTS)
+
+Tell = Callable[[str], None]
+
+
+def supported(device: torch.device, tell: Tell, library: Path | None = None) -> set[str]:
+    """What is there of what variants need; `tell` hears why NVRTC is not."""
+    found: set[str] = set()
+    if device.type != "cuda":
+        return found
+    found.add(DEVICE)
+    if torch.cuda.get_device_capability(device) >= (7, 0):
+        found.add(VOLTA)
+    try:
+        load(architecture(device), library)
+        found.add(NVRTC)
+    except NoNvrtc as problem:
+        tell(f"{problem.message}; ops run their torch definitions")
+    if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core"):
+        found.add(CORE)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was selected, and the kernels to run it with if there are any."""
+
+    selection: Selection
+    tools: Toolbox | None
+
+
+def choose_kernels(
+    wish: str, device: torch.device, tell: Tell, cache: Path | None = None
+) -> Chosen:
+    """`wish` as `select.choose`. `tell` hears what is refused, unless nothing was asked for."""
+    there = set() if wish == "reference" else supported(device, tell)
+    selection = choose(wish, VARIANTS, there)
+    if wish != "reference":
+        for refusal in selection.refused:
+            tell(str(refusal))
+    if not selection.chosen:
+        return Chosen(selection, None)
+    try:
+        return Chosen(selection, toolbox(device, tell, cache))
+    except (NoLauncher, NoNvrtc) as problem:
+        tell(f"{problem.message}; ops run their torch definitions")
+        return Chosen(Selection(), None)
+
+
+def toolbox(
+    device: torch.device, tell: Tell, cache: Path | None = None, library: Path | None = None
+) -> Toolbox:
+    """The kernels of a CUDA device. Raises NoNvrtc or NoLauncher."""
+    made = builder(architecture(device), tell, cache, library)
+    return Toolbox(made, cuda_launcher(device))

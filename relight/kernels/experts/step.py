@@ -1,0 +1,99 @@
+"""Routed experts for few rows, launched on a CUDA device. Knows no router."""
+
+import torch
+from torch import Tensor
+
+from relight.kernels.codec import StackedFp4, StackedWeight
+from relight.kernels.experts import cuda
+from relight.kernels.toolbox import Toolbox
+
+NAN_SCALE = 255
+
+
+def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
+    """Why these experts cannot go through these kernels; empty if they can."""
+    for w, inner in ((w1, cuda.WIDTH), (w3, cuda.WIDTH), (w2, cuda.INNER)):
+        if not isinstance(w, StackedFp4):
+            return "they are not FP4"
+        if w.act_block != 128:
+            return f"their inputs are rounded in blocks of {w.act_block}, not 128"
+        if 2 * w.data.shape[2] != inner:
+            return f"their rows have {2 * w.data.shape[2]} values, not {inner}"
+        if bool((w.scale == NAN_SCALE).any()):
+            return "they hold NaN"
+    return ""
+
+
+class StepExperts:
+    """The step family of `experts`, quantised, for stacks without an `objection`."""
+
+    def __init__(self, tools: Toolbox) -> None:
+        self._tools = tools
+
+    def experts(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        w1: StackedWeight,
+        w3: StackedWeight,
+        w2: StackedWeight,
+        limit: float,
+        boundary: torch.dtype,
+    ) -> Tensor:
+        """As `experts.experts`: x [n, D], ids [n, k], weights [n, k] -> float32 [n, D]."""
+        assert isinstance(w1, StackedFp4)
+        assert isinstance(w3, StackedFp4)
+        assert isinstance(w2, StackedFp4)
+        parts = [
+            self._few(
+                x[at : at + cuda.MOST_TOKENS],
+                ids[at : at + cuda.MOST_TOKENS].contiguous(),
+                weights[at : at + cuda.MOST_TOKENS].contiguous(),
+                (w1, w3, w2),
+                float(limit),
+                boundary == torch.bfloat16,
+            )
+            for at in range(0, x.shape[0], cuda.MOST_TOKENS)
+        ]
+        if not parts:
+            return x.new_empty(x.shape, dtype=torch.float32)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _few(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        route: Tensor,
+        stacks: tuple[StackedFp4, StackedFp4, StackedFp4],
+        limit: float,
+        bf16: bool,
+    ) -> Tensor:
+        tools, (w1, w3, w2) = self._tools, stacks
+        (rows, slots), pairs = ids.shape, ids.numel()
+        inner, width = w1.data.shape[1], w2.data.shape[1]
+        codes, scales = tools.quantise(x)
+        hidden = torch.empty((pairs, inner), dtype=torch.float32, device=x.device)
+        launch, walk = tools.load_walk(cuda.gate_up(tools.form, bf16))
+        launch(
+            (inner // walk.block_rows, pairs),
+            w1.data,
+            w3.data,
+            w1.scale,
+            w3.scale,
+            codes,
+            scales,
+            ids,
+            route,
+            hidden,
+            pairs,
+            slots,
+            inner,
+            limit,
+        )
+        codes, scales = tools.quantise(hidden)
+        down = torch.empty((rows, slots, width), dtype=torch.float32, device=x.device)
+        launch, walk = tools.load_walk(cuda.down(tools.form, bf16))
+        grid = (width // walk.block_rows, pairs)
+        launch(grid, w2.data, w2.scale, codes, scales, ids, down, pairs, width)
+        return tools.sum_slots(down)

@@ -1,0 +1,101 @@
+from dataclasses import dataclass
+
+import torch
+
+from relight.kernels.bind import Binder
+from relight.kernels.codec import DenseWeight, Fp4Weight, Fp8Weight, StackedFp4
+from relight.kernels.experts import Experts, experts
+from relight.kernels.linear import grouped, linear
+
+U8, BF16, F32 = torch.uint8, torch.bfloat16, torch.float32
+
+
+class Fast:
+    """Answers with ones, so that one sees who has answered."""
+
+    def takes(self, x, w, quantised) -> bool:
+        return quantised
+
+    def takes_groups(self, x, w, boundary) -> bool:
+        return boundary == BF16
+
+    def linear(self, x, w, boundary):
+        return torch.ones(x.shape[0], w.shape[0], dtype=boundary)
+
+    def grouped(self, x, w, boundary):
+        return torch.ones(x.shape[0], x.shape[1], w.shape[0] // x.shape[1], dtype=boundary)
+
+    def experts(self, x, ids, weights, w1, w3, w2, limit, boundary):
+        return torch.ones(x.shape)
+
+
+def fp8(outputs: int, inner: int, block: int = 128) -> Fp8Weight:
+    scale = torch.zeros(-(-outputs // block), -(-inner // block), dtype=U8)
+    return Fp8Weight(torch.zeros(outputs, inner, dtype=U8), scale, block)
+
+
+@dataclass(frozen=True)
+class Layer:
+    good: Fp8Weight
+    fine: Fp8Weight
+    norm: torch.Tensor
+    head: DenseWeight | None = None
+
+
+def stack(outputs: int, inner: int) -> StackedFp4:
+    scale = torch.zeros(3, outputs, inner // 32, dtype=U8)
+    return StackedFp4(torch.zeros(3, outputs, inner // 2, dtype=U8), scale)
+
+
+def test_weights_are_found_wherever_they_are_and_share_their_tensors() -> None:
+    layer = Layer(fp8(128, 1024), fp8(32, 1024, 32), torch.zeros(4))
+    whole = [(layer, layer), {"other": 1}, DenseWeight(torch.zeros(16, 4096, dtype=BF16))]
+    fast = Fast()
+    binder = Binder(fast, fast)
+    (first, second), other, head = binder.bind(whole)
+    assert first.good.fast is second.good.fast is head.fast is fast
+    assert first.good.data is layer.good.data
+    assert first.norm is layer.norm
+    assert first.fine is layer.fine
+    assert other == {"other": 1}
+    assert binder.bound.taken == {"linear": 3}
+    assert binder.bound.left == {"linear: its blocks are of 32, not 128": 2}
+    assert layer.good.fast is None
+
+
+def test_nothing_chosen_leaves_all_as_it_is() -> None:
+    layer = Layer(fp8(128, 1024), fp8(32, 1024, 32), torch.zeros(4))
+    assert Binder(None, None).bind(layer) is layer
+
+
+def test_only_made_rows_go_to_the_kernels() -> None:
+    w = Binder(Fast(), None).bind(fp8(128, 1024))
+    x = torch.zeros(2, 1024)
+    assert bool(linear(x, w, "step", True, BF16).all())
+    assert not bool(linear(x, w, "prefill", True, BF16).any())
+    assert not bool(linear(x, w, "step", False, BF16).any())
+    groups = x.view(1, 2, 1024)
+    assert bool(grouped(groups, w, "step", BF16).all())
+    assert not bool(grouped(groups, w, "step", F32).any())
+    assert not bool(grouped(groups, w, "prefill", BF16).any())
+
+
+def test_a_part_of_a_weight_is_the_references() -> None:
+    """A tile of it is decoded there, so kernels must not be asked for it."""
+    w = Binder(Fast(), None).bind(fp8(256, 1024))
+    assert w.rows(0, 128).fast is None
+    assert Fp4Weight(torch.zeros(2, 16, dtype=U8), torch.zeros(2, 1, dtype=U8)).fast is None
+
+
+def test_experts_go_to_the_kernels_where_rows_are_made_and_quantised() -> None:
+    plain = Experts(stack(2048, 4096), stack(2048, 4096), stack(4096, 2048))
+    bound = Binder(None, Fast()).bind(plain)
+    x, ids, route = torch.zeros(1, 4096), torch.tensor([[0, 2]]), torch.ones(1, 2)
+
+    def found(stacks: Experts, family: str, quantised: bool) -> bool:
+        return bool(experts(x, ids, route, stacks, 10.0, family, quantised, BF16).any())
+
+    assert found(bound, "step", True)
+    assert not found(bound, "step", False)
+    assert not found(bound, "prefill", True)
+    assert not found(plain, "step", True)

@@ -1,0 +1,151 @@
+"""The step kernels on a device: equal to their definitions, rows independent of all around them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.kernels.canary import Trial, check, relative_error
+from relight.kernels.codec import fp8_quantise
+from relight.kernels.cuda_tools import ALL, VARIANTS, supported, toolbox
+from relight.kernels.select import Selection
+from relight.kernels.testing import assert_bits_equal
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials import experts_trial, linear_trials, tokens, trials
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40)
+
+
+@pytest.fixture(scope="module")
+def tools() -> Toolbox:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    heard: list[str] = []
+    there = supported(torch.device("cuda"), heard.append)
+    if not there.issuperset(ALL):
+        pytest.skip(f"needs {', '.join(sorted(set(ALL) - there))}: {'; '.join(heard)}")
+    return toolbox(torch.device("cuda", torch.cuda.current_device()), heard.append)
+
+
+@pytest.fixture(scope="module", params=range(7))
+def trial(request: pytest.FixtureRequest, tools: Toolbox) -> Trial:
+    torch.manual_seed(request.param)
+    some = trials(tools, torch.device("cuda"))
+    if request.param >= len(some):
+        pytest.skip("a form without bf16 has fewer")
+    return some[request.param]
+
+
+def rows(trial: Trial, count: int) -> Tensor:
+    x = trial.inputs()
+    return torch.cat([x] * (count // len(x) + 1))[:count] * torch.rand(1, device=x.device).to(x)
+
+
+def test_the_canary_finds_nothing(tools: Toolbox) -> None:
+    found = check(Selection(VARIANTS), trials(tools, torch.device("cuda")))
+    assert found.refused == ()
+
+
+def test_every_width_is_near_its_definition(trial: Trial) -> None:
+    for count in WIDTHS:
+        x = rows(trial, count)
+        found = trial.kernel(x)
+        assert relative_error(found, trial.reference(x)) <= trial.tolerance, (trial.shape, count)
+
+
+def test_a_row_has_the_same_bits_in_any_company_and_place(trial: Trial) -> None:
+    x = torch.cat([trial.inputs() for _ in range(5)])[:40]
+    alone = torch.cat([trial.kernel(x[at : at + 1]) for at in range(40)])
+    for count in range(1, 18):
+        for order in (torch.arange(40), torch.randperm(40), torch.arange(40).flip(0)):
+            chosen = order[:count].to(x.device)
+            assert_bits_equal(trial.kernel(x[chosen]), alone[chosen], f"{trial.shape} {count}")
+
+
+def test_a_neighbour_of_nan_stays_healthy(trial: Trial) -> None:
+    x = trial.inputs()
+    wanted = trial.kernel(x)
+    for bad in (float("nan"), float("inf")):
+        sick = x.clone()
+        sick[1::3].flatten(1)[:, 5] = bad
+        found = trial.kernel(sick)
+        healthy = [at for at in range(len(x)) if at % 3 != 1]
+        assert_bits_equal(found[healthy], wanted[healthy], trial.shape)
+        assert not found[1::3].isfinite().all()
+
+
+@pytest.fixture
+def poisoned(monkeypatch) -> None:
+    """Memory that torch gives out holds NaN."""
+    empty, new_empty = torch.empty, Tensor.new_empty
+
+    def fill(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*arguments, **named):
+            x = make(*arguments, **named)
+            return x.fill_(float("nan") if x.is_floating_point() else 127)
+
+        return made
+
+    monkeypatch.setattr(torch, "empty", fill(empty))
+    monkeypatch.setattr(Tensor, "new_empty", fill(new_empty))
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_every_output_is_written(trial: Trial) -> None:
+    for count in (1, 9, 17):
+        assert trial.kernel(rows(trial, count)).isfinite().all(), (trial.shape, count)
+
+
+def test_no_rows_give_no_rows(trial: Trial) -> None:
+    assert trial.kernel(trial.inputs()[:0]).shape[0] == 0
+
+
+def test_tokens_are_rounded_to_the_bytes_of_the_definition(tools: Toolbox) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = tokens(33, 4096, torch.device("cuda"), dtype)
+        x[3] *= 1e-9
+        x[5, 128:256] = 0
+        codes, scales = tools.quantise(x)
+        wanted, bytes_of = fp8_quantise(x, 128)
+        assert_bits_equal(codes & 127, wanted & 127, "codes")
+        assert_bits_equal(scales, torch.exp2(bytes_of.float() - 127), "scales")
+
+
+def test_a_recorded_graph_gives_the_same_bits(tools: Toolbox) -> None:
+    for trial in (linear_trials(tools, torch.device("cuda"))[2], experts_trial(tools, "cuda")):
+        x = trial.inputs()
+        wanted = trial.kernel(x)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            trial.kernel(x)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                found = trial.kernel(x)
+            found.zero_()
+            graph.replay()
+            stream.synchronize()
+        assert_bits_equal(found, wanted, trial.shape)
+
+
+def test_more_outputs_than_32_bits_count(tools: Toolbox) -> None:
+    """129,280 outputs of 17,000 rows are 2.2 * 10^9 elements: 8.8 GB."""
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of the device")
+    if not tools.form.bf16:
+        pytest.skip("bf16 tokens")
+    trial = linear_trials(tools, torch.device("cuda"), outputs=129_280)[-1]
+    x = tokens(9, 4096, torch.device("cuda"), torch.bfloat16)
+    wide = x.repeat(17_000 // 9 + 1, 1)
+    found = trial.kernel(wide)
+    assert_bits_equal(found[-9:], trial.kernel(x))
+    del found
+
+
+def test_a_bad_kernel_would_be_refused(trial: Trial) -> None:
+    bad = replace(trial, kernel=lambda x: trial.kernel(x) * 1.01)
+    assert check(Selection((trial.variant,)), [bad]).chosen == ()

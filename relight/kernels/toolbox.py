@@ -1,0 +1,61 @@
+"""Kernels of one device, compiled and loaded when they are first asked for. Knows no op."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from relight.kernels.build import Builder, Kernel
+from relight.kernels.forms import Form, Walk, form_of
+from relight.kernels.launch import Launch, Launcher
+from relight.kernels.small import QUANT_BLOCK, act_quant, slot_sum
+
+
+class Toolbox:
+    def __init__(self, builder: Builder, launcher: Launcher) -> None:
+        self._builder = builder
+        self._launcher = launcher
+        self._loaded: dict[Kernel, Launch] = {}
+
+    @cached_property
+    def form(self) -> Form:
+        return form_of(self._builder.arch)
+
+    def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Launch:
+        """What is loaded once is kept: it has the device's memory, and a recorded graph its
+        address."""
+        found = self._loaded.get(kernel)
+        if found is None:
+            cubin = self._builder.build(kernel)
+            found = self._launcher.load(
+                cubin,
+                kernel.entry,
+                threads=threads,
+                ring_bytes=ring_bytes,
+                early=self.form.early,
+            )
+            self._loaded[kernel] = found
+        return found
+
+    def load_walk(self, made: tuple[Kernel, Walk]) -> tuple[Launch, Walk]:
+        kernel, walk = made
+        return self.load(kernel, walk.threads, walk.ring_bytes), walk
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [n, K] float32 or bfloat16 -> E4M3 codes [n, K] uint8 and scales [n, K / 128] float32
+        as `codec.fp8_quantise` makes them; a block that is not finite has the scale NaN."""
+        x = x.contiguous()
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        scales = x.new_empty((x.shape[0], x.shape[1] // QUANT_BLOCK), dtype=torch.float32)
+        kernel = act_quant(self.form, x_bf16=x.dtype == torch.bfloat16)
+        blocks = scales.numel()
+        self.load(kernel, 128)((-(-blocks // 4), 1), x, codes, scales, blocks)
+        return codes, scales
+
+    def sum_slots(self, parts: Tensor) -> Tensor:
+        """parts [n, slots, N] float32 -> [n, N], slots in ascending order."""
+        rows, slots, columns = parts.shape
+        out = parts.new_empty((rows, columns))
+        launch = self.load(slot_sum(self.form), 256)
+        launch((-(-columns // 256), rows), parts, out, columns, slots)
+        return out
