@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,9 +54,9 @@ def evaluate(
     read_config(model_folder(model))  # a wrong folder is told before anything is started
     count = engines or _engines(device)
     began_s = time.monotonic()
-    with _bar(instances // 2 * 2 * len(wanted)) as told:
+    with _bar(instances // 2 * 2 * len(wanted)) as (told, say):
         operator, outcomes = asyncio.run(
-            _measure(settings, count, wanted, instances // 2, seed, told)
+            _measure(settings, count, wanted, instances // 2, seed, told, say)
         )
     seconds = time.monotonic() - began_s
     about: dict[str, str | int] = {
@@ -98,17 +98,23 @@ async def _measure(
     per_language: int,
     seed: int,
     told: "Told",
+    say: "Callable[[str], None]",
 ) -> "tuple[str, list[Outcome]]":
     from relight.lab.evaluate import engines, evaluate
 
     async with engines(settings, count) as sessions:
-        outcomes = [await evaluate(sessions, task, per_language, seed, told) for task in tasks]
+        outcomes = []
+        for task in tasks:
+            outcomes.append(await evaluate(sessions, task, per_language, seed, told))
+            last = outcomes[-1]
+            say(f"{task}: {last.score:.1f} % right in {last.seconds:.0f} s")
         return sessions[0].info.operator, outcomes
 
 
 @contextmanager
-def _bar(total: int) -> "Iterator[Told]":
-    """Answers done, and of the task at hand the share that is right; on stderr."""
+def _bar(total: int) -> "Iterator[tuple[Told, Callable[[str], None]]]":
+    """Answers done, and of the task at hand the share that is right; on stderr. The second of the
+    pair prints a line above."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -124,7 +130,7 @@ def _bar(total: int) -> "Iterator[Told]":
             share = 100 * sum(seen) / len(seen)
             bar.update(line, advance=1, description=f"{task}: {share:.1f} % right")
 
-        yield told
+        yield told, bar.console.print
 
 
 def _print_json(about: dict[str, str | int], outcomes: "Sequence[Outcome]", seconds: float) -> None:

@@ -108,3 +108,11 @@ def test_the_help_of_a_setting_shows_its_default() -> None:
 def test_the_help_of_synth_names_every_preset() -> None:
     text = " ".join(relight("synth", "--help", COLUMNS="200").stdout.split())
     assert ", ".join(PRESETS) in text
+
+
+def test_a_task_that_does_not_exist_is_one_line_that_names_all() -> None:
+    done = relight("eval", "--tasks", "letters, sums")
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if line.strip()]
+    assert "'sums'" in error
+    assert "key 4K" in error
