@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from training.network import Network
+from training.network_v41 import NetworkV41
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -19,4 +20,7 @@ def make_network(
     classes: Tensor | None = None,
 ) -> Network:
     """`classes` [vocab]: what n-grams are made of, for V4.1."""
-    return Network(config, dtype, compile)
+    if config.generation == "v4":
+        return Network(config, dtype, compile)
+    assert classes is not None
+    return NetworkV41(config, dtype, compile, classes=classes)

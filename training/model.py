@@ -7,12 +7,15 @@ official name.
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from relight.base.config import LayerSpec, ModelConfig, RopeScaling
-from relight.base.official import check_official_numerics, schedule
+from relight.base.config import CandidateSpec, EngramSpec, LayerSpec, ModelConfig, RopeScaling
+from relight.base.engram import table_rows
+from relight.base.official import check_official_numerics
+from relight.base.schedule import csa2_schedule, schedule
 from relight.base.tensors import TensorSpec, backbone_tensors
 from training.tokenizer import VOCAB_SIZE
 
@@ -54,7 +57,35 @@ that pools 128 tokens before names and keys are read cannot carry them."""
 
 check_official_numerics(EMBER)
 
-NETWORKS = {"v4": EMBER}
+CLASSES = 3793
+"""Of the tokenizer's 4,096 tokens, for n-grams: those that differ in case only are one."""
+
+ENGRAM = EngramSpec(
+    max_ngram=3, heads=4, head_dim=32, vocab_size=3000, pad_token_id=2, compressed_vocab=CLASSES
+)
+
+EMBER_V41 = replace(
+    EMBER,
+    rms_norm_eps=1e-20,
+    fp8_block=32,
+    index_topk=128,
+    layers=csa2_schedule(
+        (0, 2, 2, 2, 1, 1, 1, 1),
+        kv_sources=(1, 4),
+        index_sources=(1, 3, 4, 6),
+        engram_rows={1: table_rows(ENGRAM, 1)[0]},
+    ),
+    generation="v4.1",
+    candidates=CandidateSpec(source=4, topk_blocks=32, block_size=8),
+    engram=ENGRAM,
+)
+"""Every role: full (1 and 4), reuse (2, 5, 7), reindex before the candidates' source (3) and among
+its 256 candidates (6), which bind from 257 tokens on."""
+
+check_official_numerics(EMBER_V41)
+
+NETWORKS = {"v4": EMBER, "v4.1": EMBER_V41}
+
 
 Parameters = dict[str, Tensor]
 """By the official name without its layer or stage; V4's compressors also by the kind of their

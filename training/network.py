@@ -210,7 +210,7 @@ class Network:
             if layer.attention == "csa":
                 scores, bias = self._select(layer, w, x, latent, b, t, mode)
             else:
-                bias = _hidden(t, layer.ratio, x.device)[None]
+                bias = hidden_entries(t, layer.ratio, x.device)[None]
         out = self._attend(q, window, entries, bias, w["attn.attn_sink"], b, t, scores, extras)
         return self._out(w, out, cos, sin, mode)
 
@@ -288,7 +288,7 @@ class Network:
         dots = torch.bmm(q.reshape(b, t * cfg.index_heads, -1), keys.transpose(1, 2)).relu()
         dots = dots.view(b, t, cfg.index_heads, -1)
         scores = (dots * share.view(b, t, -1, 1).to(self.dtype)).sum(2, dtype=torch.float32)
-        hidden = _hidden(t, layer.ratio, x.device)
+        hidden = hidden_entries(t, layer.ratio, x.device)
         scores = scores + hidden
         if not mode.sparse:
             return scores, hidden[None]
@@ -551,7 +551,7 @@ def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
 # Masks and the indexer's loss
 
 
-def _hidden(length: int, ratio: int, device: torch.device) -> Tensor:
+def hidden_entries(length: int, ratio: int, device: torch.device) -> Tensor:
     """[T, E]: 0 where the entry is complete at the token, else -inf."""
     complete = (torch.arange(length, device=device) + 1) // ratio
     entries = torch.arange(length // ratio, device=device)
