@@ -119,6 +119,37 @@ RECORDS = Metric(
     "relight:boundary_records", "gauge", "Boundary records, by state: used, total.", ("state",)
 )
 PAGES = Metric("relight:pages", "gauge", "Pages, by state: held, cached, total.", ("state",))
+SPEC_DRAFTS = Metric(
+    "vllm:spec_decode_num_drafts", "counter", "How often guesses at next tokens were checked."
+)
+SPEC_DRAFTED = Metric("vllm:spec_decode_num_draft_tokens", "counter", "Guesses that were checked.")
+SPEC_ACCEPTED = Metric(
+    "vllm:spec_decode_num_accepted_tokens",
+    "counter",
+    "Guesses that were right, all before them too.",
+)
+SPEC_ACCEPTED_AT = Metric(
+    "vllm:spec_decode_num_accepted_tokens_per_pos",
+    "counter",
+    "The same by position behind the token that was known, from 0.",
+    labels=("position",),
+)
+SPEC_DRAFTED_AT = Metric(
+    "relight:spec_decode_num_draft_tokens_per_pos",
+    "counter",
+    "Guesses that were checked, by position: what those that were right are a share of.",
+    labels=("position",),
+)
+SPEC_ADVANCE = Metric(
+    "relight:spec_decode_advance",
+    "gauge",
+    "Tokens that a check of guesses brings, the one that is drawn anyway included; 0 before any.",
+)
+SPEC_TOO_LONG = Metric(
+    "relight:spec_decode_prompts_too_long",
+    "counter",
+    "Requests without guesses for the length of their prompt (spec_max_prompt).",
+)
 IGNORED_FIELDS = Metric(
     "relight:ignored_fields",
     "counter",
@@ -151,5 +182,12 @@ METRICS = (
     PACE,
     RECORDS,
     PAGES,
+    SPEC_DRAFTS,
+    SPEC_DRAFTED,
+    SPEC_ACCEPTED,
+    SPEC_ACCEPTED_AT,
+    SPEC_DRAFTED_AT,
+    SPEC_ADVANCE,
+    SPEC_TOO_LONG,
     IGNORED_FIELDS,
 )

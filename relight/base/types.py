@@ -135,7 +135,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an engine after its last step. Counters never go back. `tokens_per_s` read and
-    made, and `mean_output` tokens of an answer, are of late."""
+    made, and `mean_output` tokens of an answer, are of late.
+
+    `spec_drafts`: how often guesses were checked; `spec_drafted` and `spec_accepted`: by position,
+    how many there were and how many were right with all before them."""
 
     running: int = 0
     waiting: int = 0
@@ -152,3 +155,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
     tokens_per_s: float = 0.0
     mean_output: float = 0.0
+    spec_drafts: int = 0
+    spec_drafted: tuple[int, ...] = ()
+    spec_accepted: tuple[int, ...] = ()
+    spec_too_long: int = 0

@@ -53,7 +53,7 @@ from relight.engine.holdings import Holdings
 from relight.engine.plan import Drawn, Proposed, Result, Scored, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
 from relight.engine.share import share_rows
-from relight.engine.speculate import Speculation
+from relight.engine.speculate import Speculation, Tally
 from relight.engine.waiting import WaitingRoom
 
 MAX_IN_FLIGHT = 2
@@ -440,7 +440,8 @@ class Scheduler:
         return sequence.delta(tokens, finish, error, logprobs)
 
     def stats(self, step_s: float, tokens_per_s: float = 0.0) -> EngineStats:
-        pool, records = self.index.pool, self.index.records
+        pool, records, speculation = self.index.pool, self.index.records, self.speculation
+        tally = Tally() if speculation is None else speculation.tally
         return EngineStats(
             running=len(self.running) + len(self.leaving),
             waiting=len(self.waiting),
@@ -457,6 +458,10 @@ class Scheduler:
             step_s=step_s,
             tokens_per_s=tokens_per_s,
             mean_output=self._mean_output,
+            spec_drafts=tally.drafts,
+            spec_drafted=tuple(tally.drafted),
+            spec_accepted=tuple(tally.accepted),
+            spec_too_long=0 if speculation is None else speculation.num_too_long,
         )
 
 

@@ -77,7 +77,7 @@ class Audit:
         yield from self._starting_over()
         yield self._threads()
 
-    def _request(self, name: str, prompt: Sequence[int]) -> Request:
+    def _request(self, name: str, prompt: Sequence[int], **changes: float) -> Request:
         """Sampled, since a sampled token hangs on more of the logits than the largest one, and with
         a penalty, since that hangs on every token before."""
         sampling = SamplingParams(
@@ -86,6 +86,7 @@ class Audit:
             seed=random.Random(name).getrandbits(32),
             max_tokens=self.tokens,
         )
+        sampling = msgspec.structs.replace(sampling, **changes)
         return Request(id=name, prompt=tuple(prompt), sampling=sampling)
 
     def _prompt(self, name: str, length: int) -> list[int]:
@@ -100,10 +101,27 @@ class Audit:
             return engine.run([request])[0]
 
     def _speculation(self) -> Promise:
-        return Promise(
-            "text is the same with speculation on or off",
-            "not checked",
-            "speculation is not built yet",
+        """Without penalties, which go without guesses; at the width that is set and at others."""
+        text = "text is the same with speculation on or off"
+        if self.settings.spec == "off":
+            return Promise(text, "not checked", "spec is off; name a draft with --spec")
+        requests = [
+            self._request(f"guess {i}", self._prompt(f"guess {i}", length), presence_penalty=0.0)
+            for i, length in enumerate((1, 127, 300))
+        ]
+        requests.append(self._request("greedy", self._prompt("greedy", 40), temperature=0.0))
+        alone = {"spec": "off", "spec_k": 0, "spec_threshold": 0.0, "spec_max_prompt": 0}
+        with self._engine(**alone, prefix_cache="off") as engine:
+            expected = engine.run(requests)
+        kept, pairs = [], []
+        for width in sorted({1, 3, 15, self.settings.spec_k} - {0}):
+            with self._engine(spec_k=width, spec_threshold=0.0, prefix_cache="off") as engine:
+                found = engine.run(requests)
+            pairs += list(zip(expected, found, strict=True))
+            if expected == found:
+                kept.append(str(width))
+        return _compare(
+            text, f"{len(requests)} requests, equal at k {', '.join(kept) or 'none'}", pairs
         )
 
     def _batch(self) -> Promise:

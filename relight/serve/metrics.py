@@ -148,6 +148,15 @@ class EngineCollector(Collector):
             yield family
 
 
+def _by_position(read: Callable[[EngineStats], Sequence[int]]) -> Callable[[EngineStats], Samples]:
+    return lambda stats: [((str(place),), count) for place, count in enumerate(read(stats))]
+
+
+def _advance(stats: EngineStats) -> float:
+    checked = stats.spec_drafts
+    return 1 + sum(stats.spec_accepted) / checked if checked else 0.0
+
+
 def _one(read: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
     return lambda stats: [((), read(stats))]
 
@@ -174,6 +183,13 @@ _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
             (("total",), s.pages_total),
         ],
     ),
+    (table.SPEC_DRAFTS, _one(lambda s: s.spec_drafts)),
+    (table.SPEC_DRAFTED, _one(lambda s: sum(s.spec_drafted))),
+    (table.SPEC_ACCEPTED, _one(lambda s: sum(s.spec_accepted))),
+    (table.SPEC_ACCEPTED_AT, _by_position(lambda s: s.spec_accepted)),
+    (table.SPEC_DRAFTED_AT, _by_position(lambda s: s.spec_drafted)),
+    (table.SPEC_ADVANCE, _one(_advance)),
+    (table.SPEC_TOO_LONG, _one(lambda s: s.spec_too_long)),
 )
 
 

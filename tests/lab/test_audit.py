@@ -51,12 +51,12 @@ class Hashing:
         return next((n for n in whole for s in self.seen if s[:n] == prompt[:n]), 0)
 
 
-def verdicts(noise: Noise) -> dict[str, Promise]:
+def verdicts(noise: Noise, **settings: object) -> dict[str, Promise]:
     @contextmanager
     def start(settings: Settings, *, num_pages: int = 0) -> Iterator[Hashing]:
         yield Hashing(settings, noise, num_pages)
 
-    audit = Audit(Settings(model="none", device="cpu"), start, tokens=8)
+    audit = Audit(Settings(model="none", device="cpu", **settings), start, tokens=8)  # type: ignore
     return {promise.text.split()[0]: promise for promise in audit.promises()}
 
 
@@ -67,6 +67,17 @@ def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
     found = verdicts(lambda settings, mates, cached, lost: None)
     assert {name for name, promise in found.items() if promise.verdict == "kept"} == NAMES
     assert found["text"].verdict == "not checked"
+
+
+def test_guesses_are_compared_width_by_width() -> None:
+    kept = verdicts(lambda *_: None, spec="dspark", spec_k=7)["text"]
+    assert (kept.verdict, kept.detail.split(":")[0]) == (
+        "kept",
+        "4 requests, equal at k 1, 3, 7, 15",
+    )
+    broken = verdicts(lambda settings, *_: settings.spec_k // 7, spec="dspark", spec_k=7)["text"]
+    assert broken.verdict == "not kept"
+    assert broken.detail.startswith("4 requests, equal at k 1, 3: output token 0 is")
 
 
 @pytest.mark.parametrize(
