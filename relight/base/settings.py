@@ -56,8 +56,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "auto"
     kernels: Annotated[
-        Literal["reference"],
-        declare("compute", "which kernels run; the plain torch definitions are the only ones yet"),
+        Literal["reference", "cuda"],
+        declare(
+            "compute",
+            "which kernels run; reference: the plain torch definitions; cuda: compiled ones for "
+            "generated tokens where weights can take them, not yet proven on a device",
+        ),
     ] = "reference"
     overlap: Annotated[
         Literal["on", "off"],

@@ -31,6 +31,7 @@ from relight.engine.drafting import (
     choose_drafting,
     drafting_notes,
 )
+from relight.engine.fast import chosen_kernels, give_kernels
 from relight.engine.guides import Guides
 from relight.engine.loop import Loop
 from relight.engine.memory import (
@@ -56,7 +57,7 @@ from relight.kernels.device import (
     has_native_bf16,
     memory_added,
 )
-from relight.kernels.select import variants
+from relight.kernels.select import Selection
 from relight.model.network import load, network
 from relight.text.tokenizer import Tokenizer
 
@@ -84,7 +85,9 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     spec = layout(config, numerics, draft=drafting is not None)
     counts = count_bytes(settings.num_slots, config.vocab_size)
     notes = check_memory(config, spec, settings, device, counts, drafting)
+    kernels = chosen_kernels(settings.kernels, device)
     weights = load(model, device, engram=settings.engram, progress=progress)
+    weights, selection, kernel_notes = give_kernels(kernels, weights, device)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
@@ -106,7 +109,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     wanted = 1 if device.type == "cpu" else settings.max_step_tokens
     rows = min(wanted, fitted.max_context - 1)
     scratch = warm_up(runner, config, rows)
-    operator = identity(folder, numerics, device, settings.spec)
+    operator = identity(folder, numerics, device, settings.spec, selection)
     index = PrefixIndex(
         BlockPool(fitted.num_pages),
         RecordPool(fitted.num_records),
@@ -147,6 +150,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
             *notes,
             *model_notes(config, settings),
             *drafting_notes(config, drafting),
+            *kernel_notes,
             *setting_notes(settings, spec, fitted),
         ),
     )
@@ -209,7 +213,9 @@ def choose_numerics(name: str, device: torch.device) -> Numerics:
     return OFFICIAL_BF16 if has_native_bf16(device) else OFFICIAL
 
 
-def identity(folder: Path, numerics: Numerics, device: torch.device, draft: str) -> str:
+def identity(
+    folder: Path, numerics: Numerics, device: torch.device, draft: str, selection: Selection
+) -> str:
     """What computed a state, so that no state is reused across weights, numerics or kernels.
 
     Weights are known by the hash of the config and of every file's name, size and header: hashing
@@ -227,7 +233,7 @@ def identity(folder: Path, numerics: Numerics, device: torch.device, draft: str)
     parts = (
         f"weights {digest.hexdigest()[:16]}",
         f"numerics {numerics.name}",
-        f"kernels {variants()}",
+        f"kernels {selection}",
         f"device {architecture(device)}",
         f"torch {torch.__version__}",
         "ranks 1",

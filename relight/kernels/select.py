@@ -111,8 +111,3 @@ def _objection(wish: str, variant: Variant, supported: Collection[str]) -> str:
     if wish == "auto" and not variant.proven:
         return f"not yet proven on a device (--kernels {variant.name} takes it all the same)"
     return ""
-
-
-def variants() -> str:
-    """What runs where nothing was chosen: the torch definitions."""
-    return str(Selection())

@@ -62,7 +62,7 @@ def test_the_table_shows_every_setting_with_value_and_source() -> None:
         (MODEL | {"port": "65536"}, {}, ["port", "'65536'", "--port", "0 to 65535"]),
         (MODEL | {"threads": "two"}, {}, ["threads", "'two'", "0 to 1024"]),
         (MODEL | {"cache_bytes": "8GB"}, {}, ["cache_bytes", "'8GB'", "8 GiB"]),
-        (MODEL | {"kernels": "cuda"}, {}, ["kernels", "'cuda'", "reference", "only ones yet"]),
+        (MODEL | {"kernels": "triton"}, {}, ["kernels", "'triton'", "reference or cuda"]),
         (MODEL, {"RELIGHT_NUMERICS": "fast"}, ["RELIGHT_NUMERICS", "auto or official"]),
         (MODEL, {"RELIGHT_PROT": "1"}, ["RELIGHT_PROT", "did you mean RELIGHT_PORT?"]),
         (MODEL | {"spec_k": "16", "spec": "dspark"}, {}, ["spec_k", "'16'", "0 to 15"]),

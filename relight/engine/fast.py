@@ -1,0 +1,62 @@
+"""Chooses kernels for a device, tries them and gives them to the weights. Knows no request."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+from relight.base.errors import BadSetting
+from relight.kernels.bind import Binder
+from relight.kernels.canary import Trial, check
+from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
+from relight.kernels.experts.step import StepExperts
+from relight.kernels.linear.step import StepLinear
+from relight.kernels.select import Selection
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials import trials
+
+log = logging.getLogger(__name__)
+
+Tree = TypeVar("Tree")
+Trials = Callable[[Toolbox, torch.device], Iterable[Trial]]
+
+
+def chosen_kernels(wish: str, device: torch.device) -> Chosen:
+    """Of the setting `kernels`. Raises BadSetting where it cannot act at all, before weights are
+    read."""
+    heard: list[str] = []
+    chosen = choose_kernels(wish, device, heard.append)
+    if wish != "reference" and chosen.tools is None:
+        raise BadSetting(
+            f"kernels is {wish!r}, and none of them can run on {device}: {'; '.join(heard)}; "
+            "give --kernels reference",
+            param="kernels",
+        )
+    for text in heard:
+        log.warning("%s", text)
+    return chosen
+
+
+def give_kernels(
+    chosen: Chosen, weights: Tree, device: torch.device, candidates: Trials = trials
+) -> tuple[Tree, Selection, tuple[str, ...]]:
+    """The weights with the kernels that pass their trials, what was selected in the end, and what
+    there is to say of it."""
+    if chosen.tools is None:
+        return weights, Selection(), ()
+    selection = check(chosen.selection, candidates(chosen.tools, device))
+    refused = [str(refusal) for refusal in selection.refused]
+    for text in refused:
+        log.warning("a kernel is refused, its op runs the torch definition: %s", text)
+    binder = Binder(
+        StepLinear(chosen.tools) if LINEAR in selection.chosen else None,
+        StepExperts(chosen.tools) if EXPERTS in selection.chosen else None,
+    )
+    bound: Tree = binder.bind(weights)
+    taken = [f"{count} weights of {op}" for op, count in binder.bound.taken.items()]
+    left = [f"{count} of {reason}" for reason, count in binder.bound.left.items()]
+    notes = [f"kernels for generated tokens: {', '.join(taken) or 'no weight takes them'}"]
+    if left:
+        notes.append(f"weights that stay with the torch definition: {'; '.join(left)}")
+    return bound, selection, (*refused, *notes)

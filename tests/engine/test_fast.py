@@ -1,0 +1,52 @@
+"""Kernels at load: refused with the reason, tried, and given to weights. Runs without a device."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from relight.base.errors import BadSetting
+from relight.engine.fast import chosen_kernels, give_kernels
+from relight.kernels.canary import Trial
+from relight.kernels.codec import DenseWeight
+from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen
+from relight.kernels.select import Selection
+
+CPU = torch.device("cpu")
+
+
+def test_kernels_that_cannot_run_are_refused_before_weights_are_read() -> None:
+    with pytest.raises(BadSetting) as caught:
+        chosen_kernels("cuda", CPU)
+    message = caught.value.message
+    for part in ("kernels is 'cuda'", "missing: a CUDA device", "--kernels reference"):
+        assert part in message
+
+
+def test_the_reference_asks_for_nothing() -> None:
+    chosen = chosen_kernels("reference", CPU)
+    assert chosen == Chosen(chosen.selection, None)
+    weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)),)
+    found, selection, notes = give_kernels(chosen, weights, CPU)
+    assert found is weights
+    assert (selection, notes) == (Selection(), ())
+
+
+def one_bad(tools: object, device: torch.device) -> list[Trial]:
+    def trial(variant, kernel) -> Trial:
+        return Trial(variant, "toy", lambda: torch.ones(2, 3), kernel, lambda x: x + 1, 1e-6)
+
+    return [trial(LINEAR, lambda x: x + 1), trial(EXPERTS, lambda x: x + 2)]
+
+
+def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
+    chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace())  # type: ignore[arg-type]
+    weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)), torch.zeros(3))
+    (head, _), selection, notes = give_kernels(chosen, weights, CPU, one_bad)
+    assert head.fast is not None
+    assert selection.chosen == (LINEAR,)
+    assert "experts:reference " in str(selection)
+    assert "linear:reference/cuda" in str(selection)
+    assert notes[0].startswith("experts (step) by cuda: toy: its relative error is")
+    assert notes[1] == "kernels for generated tokens: 1 weights of linear"
+    assert "experts (step) by cuda" in caplog.text
