@@ -157,6 +157,8 @@ class Session:
         """Raises `BadRequest` for what a prompt cannot hold and `TooLong` for its length."""
         arrived = self._clock()
         conversation = self._with_effort(conversation)
+        contents = sum(len(message.content or "") for message in conversation.messages)
+        self._check_room(contents, options, "messages")
         prompt = await self.encode_chat(conversation, options.cache_salt)
         default = self._default_max_tokens or chat_max_tokens(conversation)
         request = self._request(prompt.ids, options, default, "messages", prompt.record_hints)
@@ -197,6 +199,8 @@ class Session:
         of whose tokens but the first are told with their log probabilities; then the limit may be
         0. Raises as `chat` does."""
         arrived = self._clock()
+        if isinstance(prompt, str):
+            self._check_room(len(prompt), options, "prompt")
         ids = await self.encode_raw(prompt) if isinstance(prompt, str) else prompt
         self.check_ids(ids, "prompt")
         if suffix:
@@ -316,6 +320,25 @@ class Session:
                 param=param,
             )
 
+    def _check_room(self, num_characters: int, options: Options, param: str) -> None:
+        """Raises `TooLong` for a text that is longer than the context were it all of the longest
+        token: nobody has to wait until it is encoded. The tokens that are told are then the fewest
+        that it can have."""
+        fewest = num_characters // self.tokenizer.longest
+        if fewest >= self.info.max_context:
+            self._limit(fewest, options, 0, param)
+
+    def _limit(self, num_prompt: int, options: Options, default: int, param: str) -> int:
+        return output_limit(
+            num_prompt,
+            options.max_tokens,
+            default,
+            self.info.max_context,
+            param=param,
+            most=self._max_output,
+            clamp=self._clamp,
+        )
+
     def _request(
         self,
         ids: Sequence[int],
@@ -327,15 +350,7 @@ class Session:
         self.check_ids(options.stop_token_ids, "stop_token_ids")
         self.check_ids(tuple(options.logit_bias), "logit_bias")
         check_min_tokens(options, default_max_tokens)
-        limit = output_limit(
-            len(ids),
-            options.max_tokens,
-            default_max_tokens,
-            self.info.max_context,
-            param=param,
-            most=self._max_output,
-            clamp=self._clamp,
-        )
+        limit = self._limit(len(ids), options, default_max_tokens, param)
         return Request(
             id=self.new_id(),
             prompt=tuple(ids),

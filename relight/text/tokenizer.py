@@ -96,6 +96,7 @@ class Tokenizer:
         self.special = self._find_markers(source)
         self._bytes = _byte_table(vocab, added, source)
         self.vocab_size = len(self._bytes)
+        self.longest = max(map(len, self._bytes))  # bytes of a token
         if self.vocab_size == PUBLIC_VOCAB_SIZE and not trust:
             _check_public_ids(self.special, source)
 

@@ -257,3 +257,16 @@ def test_huge_texts_wait_for_each_other_and_no_other_text_for_them() -> None:
         assert tokenizer.num_inside == 50
 
     asyncio.run(run())
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    longest = max(len(TOKENIZER.token_bytes(token)) for token in range(TOKENIZER.vocab_size))
+    limit = longest * INFO.max_context  # characters, were each token the longest one
+    one = Session(script("a", info=INFO), TOKENIZER, SlowEncoder())  # which would wait for us
+    for messages in ([limit], [limit // 2, limit - limit // 2]):
+        asked = Conversation(messages=tuple(Message("user", "x" * size) for size in messages))
+        with pytest.raises(TooLong, match=f"{INFO.max_context + 3} tokens") as told:
+            asyncio.run(one.chat(asked, Options(max_tokens=3)))
+        assert told.value.param == "messages"
+    with pytest.raises(TooLong, match=f"{INFO.max_context} in the prompt"):
+        asyncio.run(one.complete("x" * limit, Options()))
