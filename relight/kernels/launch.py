@@ -20,7 +20,14 @@ REMEDY = "install it by: pip install 'relight[cuda]'"
 PLAIN_SHARED_BYTES = 48 * 1024
 """What a block may have in all without being asked for."""
 
+ELF = b"\x7fELF"
+"""How a cubin begins; else it is PTX, which the driver compiles."""
+
 Grid = tuple[int, int]
+
+
+class Long(int):
+    """An argument of 64 bits."""
 
 
 class NoLauncher(BadSetting):
@@ -28,7 +35,8 @@ class NoLauncher(BadSetting):
 
 
 class Launch(Protocol):
-    """A loaded kernel. Tensors are passed by address, int as 32 bits, float as float32."""
+    """A loaded kernel. Tensors are passed by address, int as 32 bits (Long: 64),
+    float as float32."""
 
     def __call__(self, grid: Grid, *arguments: Tensor | int | float | None) -> None: ...
 
@@ -68,7 +76,9 @@ class CudaLauncher:
     ) -> Launch:
         """Raises NoLauncher where the driver does not take the code."""
         try:
-            kernel = self._core.ObjectCode.from_cubin(cubin.code).get_kernel(entry)
+            make = self._core.ObjectCode
+            load = make.from_cubin if cubin.code.startswith(ELF) else make.from_ptx
+            kernel = load(cubin.code).get_kernel(entry)
         except Exception as problem:  # cuda-core raises many kinds, all of the driver
             raise NoLauncher(
                 f"the driver refuses kernel {entry} ({problem}): a driver older than the NVRTC "
@@ -105,7 +115,7 @@ def _passed(argument: Tensor | int | float | None) -> object:
         return argument.data_ptr()  # cuda-core passes an int of Python as an address
     if isinstance(argument, float):
         return ctypes.c_float(argument)
-    return ctypes.c_int(argument)
+    return ctypes.c_int64(argument) if isinstance(argument, Long) else ctypes.c_int(argument)
 
 
 def cuda_launcher(device: torch.device) -> CudaLauncher:

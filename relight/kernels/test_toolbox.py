@@ -16,6 +16,7 @@ from relight.kernels.nvrtc import Compiled
 from relight.kernels.ptxas import Usage
 from relight.kernels.toolbox import Toolbox
 
+CODE, BAD = b"\x7fELF", b"\x7fELF bad"
 U8, BF16, F32 = torch.uint8, torch.bfloat16, torch.float32
 
 
@@ -102,6 +103,8 @@ def test_which_weights_go_through_is_said() -> None:
     assert "1536 values" in linear_step.objection(fp8_weight(512, 1536))
     assert "neither" in linear_step.objection(DenseWeight(torch.zeros(16, 4096)))
     assert linear_step.objection(DenseWeight(torch.zeros(16, 4096, dtype=BF16))) == ""
+    shifted = torch.zeros(512 * 4096 + 1, dtype=U8)[1:].view(512, 4096)
+    assert "16 bytes" in linear_step.objection(Fp8Weight(shifted, good.scale, 128))
     good.data[3, 5] = 0xFF
     assert "NaN" in linear_step.objection(good)
 
@@ -160,10 +163,14 @@ class FakeCore:
         self.launched: list[tuple] = []
         self.Device = lambda index: SimpleNamespace(set_current=lambda: None, device_id=index)
         self.LaunchConfig = lambda **config: config
-        self.ObjectCode = SimpleNamespace(from_cubin=self._from_cubin)
+        self.ObjectCode = SimpleNamespace(from_cubin=self._load, from_ptx=self._load_ptx)
 
-    def _from_cubin(self, code: bytes):
-        if code == b"bad":
+    def _load_ptx(self, code: bytes):
+        assert code == b"// PTX"
+        return self._load(code)
+
+    def _load(self, code: bytes):
+        if code == BAD:
             raise RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
         return SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=entry))
 
@@ -186,7 +193,7 @@ class FakeDriver:
 def test_a_launch_goes_to_the_stream_that_torch_has_then() -> None:
     core, current = FakeCore(), [7]
     launcher = CudaLauncher(0, lambda: current[0], core, FakeDriver())
-    launch = launcher.load(Cubin(b"code", Usage()), "entry", threads=256, early=True)
+    launch = launcher.load(Cubin(CODE, Usage()), "entry", threads=256, early=True)
     x = torch.zeros(4)
     launch((3, 2), x, 5, 0.5, None)
     current[0] = 9
@@ -204,21 +211,26 @@ def test_a_launch_goes_to_the_stream_that_torch_has_then() -> None:
     assert arguments[3] == 0
 
 
+def test_what_is_no_cubin_is_given_to_the_driver_as_ptx() -> None:
+    launcher = CudaLauncher(0, lambda: 0, FakeCore(), FakeDriver())
+    launcher.load(Cubin(b"// PTX", Usage()), "entry", threads=32)
+
+
 def test_much_shared_memory_is_asked_for_and_a_refusal_is_named() -> None:
     driver = FakeDriver()
     launcher = CudaLauncher(1, lambda: 0, FakeCore(), driver)
-    launcher.load(Cubin(b"code", Usage()), "small", threads=32, ring_bytes=1024)
-    launcher.load(Cubin(b"code", Usage()), "large", threads=32, ring_bytes=65536)
+    launcher.load(Cubin(CODE, Usage()), "small", threads=32, ring_bytes=1024)
+    launcher.load(Cubin(CODE, Usage()), "large", threads=32, ring_bytes=65536)
     assert driver.asked == [(8, 65536, "large", 1)]
     driver.code = 1
     with pytest.raises(NoLauncher, match="65,536 bytes of shared memory"):
-        launcher.load(Cubin(b"code", Usage()), "large", threads=32, ring_bytes=65536)
+        launcher.load(Cubin(CODE, Usage()), "large", threads=32, ring_bytes=65536)
 
 
 def test_a_driver_that_refuses_the_code_is_named_with_the_remedy() -> None:
     launcher = CudaLauncher(0, lambda: 0, FakeCore(), FakeDriver())
     with pytest.raises(NoLauncher, match=r"UNSUPPORTED_PTX.*update the driver.*reference"):
-        launcher.load(Cubin(b"bad", Usage()), "entry", threads=32)
+        launcher.load(Cubin(BAD, Usage()), "entry", threads=32)
 
 
 def test_without_cuda_core_one_line_says_what_to_do(monkeypatch) -> None:

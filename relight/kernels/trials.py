@@ -66,9 +66,7 @@ def linear_trials(tools: Toolbox, device: torch.device, outputs: int = 1024) -> 
         )
 
     found = [trial(inner) for inner in (1024, 2048, 4096, 8192)]
-    if form.bf16:
-        found += _wide_trials(fast, device, outputs)
-    return found
+    return found + (_wide_trials if form.bf16 else _half_trials)(fast, device, outputs)
 
 
 def _wide_trials(fast: StepLinear, device: torch.device, outputs: int) -> list[Trial]:
@@ -91,6 +89,21 @@ def _wide_trials(fast: StepLinear, device: torch.device, outputs: int) -> list[T
             lambda x: linear(x, head, "step", False, torch.float32),
             TO_F32,
         ),
+    ]
+
+
+def _half_trials(fast: StepLinear, device: torch.device, outputs: int) -> list[Trial]:
+    """Before SM80 tokens that are not quantised are fp16; of both sides here, to compare sums."""
+    head = DenseWeight(torch.randn(outputs, 4096, device=device).to(torch.bfloat16))
+    return [
+        Trial(
+            LINEAR,
+            f"bf16 with fp16 tokens [{outputs}, 4096]",
+            lambda: tokens(ROWS, 4096, device, torch.float32),
+            lambda x: fast.linear(x.half(), head, torch.float32),
+            lambda x: linear(x.half().float(), head, "step", False, torch.float32),
+            TO_F32,
+        )
     ]
 
 

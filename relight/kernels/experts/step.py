@@ -19,6 +19,8 @@ def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
             return f"their inputs are rounded in blocks of {w.act_block}, not 128"
         if 2 * w.data.shape[2] != inner:
             return f"their rows have {2 * w.data.shape[2]} values, not {inner}"
+        if w.data.data_ptr() % 16 or w.scale.data_ptr() % 8 or not w.data.is_contiguous():
+            return "they do not begin at whole 16 bytes, in one piece"
         if bool((w.scale == NAN_SCALE).any()):
             return "they hold NaN"
     return ""

@@ -15,6 +15,8 @@ NAN_CODE = 127
 
 def objection(w: Weight) -> str:
     """Why a weight cannot go through these kernels; empty if it can."""
+    if w.data.data_ptr() % 16 or not w.data.is_contiguous():
+        return "its rows are not of whole 16 bytes in one piece"
     if isinstance(w, Fp8Weight):
         if w.block != 128:
             return f"its blocks are of {w.block}, not 128"
@@ -56,14 +58,21 @@ class StepLinear:
 
     def linear(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
         """x [n, K] -> [n, N] in `boundary`."""
-        form, tiles, bf16 = self._tools.form, _tiles(x), boundary == torch.bfloat16
         if isinstance(w, Fp8Weight):
             codes, scales = self._tools.quantise(x) if len(x) else (x, x)
-            made = cuda.fp8(form, w.shape[1], tiles, bf16)
-            return self._product(made, codes, scales, w.data, w.scale, 1, boundary)
+            return self.multiply(codes, scales, w, boundary)
         assert isinstance(w, DenseWeight)
-        made = cuda.bf16(form, w.shape[1], tiles, bf16)
+        bf16 = boundary == torch.bfloat16
+        made = cuda.bf16(self._tools.form, w.shape[1], _tiles(x), bf16)
         return self._product(made, x.contiguous(), None, w.data, None, 1, boundary)
+
+    def multiply(
+        self, codes: Tensor, scales: Tensor, w: Fp8Weight, boundary: torch.dtype
+    ) -> Tensor:
+        """Of tokens that are quantised already, as `Toolbox.quantise` gives them."""
+        bf16 = boundary == torch.bfloat16
+        made = cuda.fp8(self._tools.form, w.shape[1], _tiles(codes), bf16)
+        return self._product(made, codes, scales, w.data, w.scale, 1, boundary)
 
     def grouped(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
         """x [n, G, K] bfloat16 -> [n, G, N / G] in `boundary`."""

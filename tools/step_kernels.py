@@ -1,0 +1,273 @@
+"""Builds, checks and times the step kernels on a CUDA device, in one call of some minutes.
+
+    python -m tools.step_kernels --out DIR [--minutes 8] [--quick]
+
+Writes DIR/step_kernels.json, to be committed as docs/gpu/step_kernels.json: device, versions, the
+hash of the sources, registers and spills, the error of every trial and whether rows keep their bits
+(also of the form for Volta, whose PTX the driver compiles), and for each shape the time with its
+share of a read-only stream measured in the same run. Weights rotate through more than a cache
+holds; experts are drawn anew for each launch. Exits with 1 if a check failed.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from relight.kernels.build import build_all, builder
+from relight.kernels.canary import Trial, relative_error
+from relight.kernels.catalogue import kernels
+from relight.kernels.codec import DenseWeight, Fp8Weight, StackedFp4
+from relight.kernels.cuda_tools import toolbox
+from relight.kernels.device import architecture
+from relight.kernels.experts.step import StepExperts
+from relight.kernels.forms import form_of
+from relight.kernels.launch import Long, cuda_launcher
+from relight.kernels.linear.step import StepLinear
+from relight.kernels.small import stream_read
+from relight.kernels.testing import same_bits
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
+from tools.sources import sources_hash
+
+BF16 = torch.bfloat16
+WIDTHS = (1, 6, 8, 16)
+ROTATION_BYTES = 768 * 2**20
+SHAPES = (
+    ("wq_a", 1024, 4096),
+    ("wkv", 512, 4096),
+    ("shared w1", 2048, 4096),
+    ("shared w2", 4096, 2048),
+    ("wq_b", 32768, 1024),
+    ("wo_b", 4096, 8192),
+)
+EXPERTS, SLOTS, GROUPS = 256, 6, 8
+
+
+@dataclass(frozen=True)
+class Bench:
+    device: torch.device
+    tools: Toolbox
+    stream_rate: float  # bytes a second
+
+    def share(self, nbytes: float, us: float) -> float:
+        return round(nbytes / self.stream_rate * 1e6 / us, 3)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def graph_us(launches: Sequence[Callable[[], object]], replays: int = 9) -> float:
+    """Median microseconds of one of the launches, all of them in one replayed graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for launch in launches[:3]:
+            launch()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for launch in launches:
+                launch()
+        graph.replay()
+        stream.synchronize()
+        found: list[float] = []
+        for _ in range(replays):
+            begun, ended = (event() for _ in range(2))
+            begun.record(stream)
+            graph.replay()
+            ended.record(stream)
+            ended.synchronize()
+            found.append(begun.elapsed_time(ended) * 1e3 / len(launches))
+    return statistics.median(found)
+
+
+def event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def checked(tools: Toolbox, device: torch.device, what: str) -> list[dict[str, object]]:
+    """Errors of the trials, and rows in company, place and alone."""
+    found = []
+    for trial in trials(tools, device):
+        x = trial.inputs()
+        error = relative_error(trial.kernel(x), trial.reference(x))
+        line: dict[str, object] = {
+            "form": what,
+            "op": trial.variant.op,
+            "shape": trial.shape,
+            "error": error,
+            "tolerance": trial.tolerance,
+            "rows_keep_bits": rows_keep_bits(trial),
+        }
+        line["good"] = error <= trial.tolerance and line["rows_keep_bits"]
+        say(f"check {line}")
+        found.append(line)
+    return found
+
+
+def rows_keep_bits(trial: Trial) -> bool:
+    x = torch.cat([trial.inputs() for _ in range(2)])[:16]
+    alone = torch.cat([trial.kernel(x[at : at + 1]) for at in range(16)])
+    for count in range(1, 17):
+        for order in (torch.arange(16).roll(count), torch.randperm(16)):
+            chosen = order[:count].to(x.device)
+            if not same_bits(trial.kernel(x[chosen]), alone[chosen]):
+                return False
+    return True
+
+
+def stream_us(tools: Toolbox, device: torch.device, nbytes: int, copies: int = 0) -> float:
+    """Of a kernel that only reads so many bytes, `copies` of them one after another."""
+    copies = copies or max(1, min(200, ROTATION_BYTES // nbytes))
+    data = torch.zeros(copies, nbytes // 16 * 16, dtype=torch.uint8, device=device)
+    out = torch.zeros(512, dtype=torch.int32, device=device)
+    launch = tools.load(stream_read(tools.form), 512)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    times = []
+    for blocks in (2, 4, 8):
+        grid = (processors * blocks, 1)
+        runs = [partial(launch, grid, part, out, Long(part.nbytes // 16)) for part in data]
+        times.append(graph_us(runs))
+    return min(times)
+
+
+def linears(bench: Bench) -> list[dict[str, object]]:
+    fast, found = StepLinear(bench.tools), []
+    for name, outputs, inner in SHAPES:
+        copies = max(2, min(200, ROTATION_BYTES // (outputs * inner)))
+        some = [fp8_weight(outputs, inner, bench.device) for _ in range(copies)]
+        nbytes = outputs * inner
+        read = stream_us(bench.tools, bench.device, nbytes)
+        for rows in WIDTHS:
+            x = tokens(rows, inner, bench.device, BF16)
+            codes, scales = bench.tools.quantise(x)
+            us = graph_us([partial(fast.multiply, codes, scales, w, BF16) for w in some])
+            whole = graph_us([partial(fast.linear, x, w, BF16) for w in some])
+            found.append(line_of(bench, name, rows, nbytes, us, read, with_quantisation_us=whole))
+    return found
+
+
+def grouped(bench: Bench) -> list[dict[str, object]]:
+    fast, outputs = StepLinear(bench.tools), GROUPS * 1024
+    some = [fp8_weight(outputs, 4096, bench.device) for _ in range(ROTATION_BYTES // 2**25)]
+    read = stream_us(bench.tools, bench.device, outputs * 4096)
+    found = []
+    for rows in WIDTHS:
+        x = tokens(rows, GROUPS * 4096, bench.device, BF16).view(rows, GROUPS, 4096)
+        us = graph_us([partial(fast.grouped, x, w, BF16) for w in some])
+        found.append(line_of(bench, "wo_a", rows, outputs * 4096, us, read))
+    return found
+
+
+def head(bench: Bench) -> list[dict[str, object]]:
+    fast = StepLinear(bench.tools)
+    w = DenseWeight(torch.randn(129_280, 4096, device=bench.device).to(BF16))
+    read, found = stream_us(bench.tools, bench.device, w.data.nbytes, 1), []
+    for rows in WIDTHS:
+        x = tokens(rows, 4096, bench.device, BF16)
+        us = graph_us([partial(fast.linear, x, w, torch.float32)] * 4)
+        peer = graph_us([partial(torch.matmul, x, w.data.T)] * 4)
+        found.append(line_of(bench, "head", rows, w.data.nbytes, us, read, cublas_us=peer))
+    return found
+
+
+def routed(bench: Bench) -> list[dict[str, object]]:
+    """All five launches of a layer's experts."""
+    shapes = ((2048, 4096), (2048, 4096), (4096, 2048))
+    w1, w3, w2 = (fp4_stack(EXPERTS, n, k, bench.device) for n, k in shapes)
+    found = []
+    for rows in WIDTHS:
+        draws = [drawn(rows, bench.device) for _ in range(48 if rows == 1 else 12)]
+        distinct = statistics.mean(len(set(ids.flatten().tolist())) for ids in draws)
+        nbytes = distinct * sum(bytes_of(w) / EXPERTS for w in (w1, w3, w2))
+        x, route = tokens(rows, 4096, bench.device, BF16), torch.rand(rows, SLOTS).to(bench.device)
+        fast = StepExperts(bench.tools)
+        runs = [partial(fast.experts, x, ids, route, w1, w3, w2, 10.0, BF16) for ids in draws]
+        us = graph_us(runs)
+        found.append(line_of(bench, "experts", rows, nbytes, us, None, distinct=distinct))
+    return found
+
+
+def drawn(rows: int, device: torch.device) -> Tensor:
+    some = [torch.randperm(EXPERTS)[:SLOTS].sort().values for _ in range(rows)]
+    return torch.stack(some).to(device)
+
+
+def bytes_of(w: Fp8Weight | StackedFp4) -> int:
+    return w.data.nbytes + w.scale.nbytes
+
+
+def line_of(
+    bench: Bench,
+    name: str,
+    rows: int,
+    nbytes: float,
+    us: float,
+    read: float | None,
+    **more: float,
+) -> dict[str, object]:
+    line = {"name": name, "rows": rows, "bytes": round(nbytes), "us": round(us, 2)}
+    found: dict[str, object] = {
+        **line,
+        "share_of_stream": bench.share(nbytes, us),
+        "read_us": read and round(read, 2),
+        **{key: round(value, 2) for key, value in more.items()},
+    }
+    say(f"time {found}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--quick", action="store_true", help="build and check, no times")
+    args = parser.parse_args()
+    deadline = time.monotonic() + 60 * args.minutes
+    args.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda", torch.cuda.current_device())
+    cache, arch = args.out / "cubins", architecture(device)
+    begun = time.monotonic()
+    built = list(build_all([(builder(arch, say, cache), kernel) for kernel in kernels(arch)]))
+    result: dict[str, object] = {
+        "sources": sources_hash(),
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": "python -m tools.step_kernels --out DIR",
+        "build_s": round(time.monotonic() - begun, 1),
+        "kernels": {k.name: msgspec.structs.asdict(cubin.usage) for _, k, cubin in built},
+    }
+    tools = toolbox(device, say, cache)
+    volta = Toolbox(builder("compute_70", say, cache), cuda_launcher(device))
+    checks = [*checked(tools, device, arch), *checked(volta, device, "compute_70")]
+    result["checks"] = checks
+    write(args.out, result)
+    if not args.quick and form_of(arch).bf16:
+        times: list[dict[str, object]] = []
+        read = stream_us(tools, device, 2**30, 1)
+        bench = Bench(device, tools, 2**30 / read * 1e6)
+        result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
+        for part in (linears, grouped, head, routed):
+            if time.monotonic() < deadline:
+                times += part(bench)
+                write(args.out, result)
+    sys.exit(0 if all(line["good"] for line in checks) else 1)
+
+
+def write(folder: Path, result: dict[str, object]) -> None:
+    (folder / "step_kernels.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
