@@ -46,7 +46,7 @@ def _work(jobs: Iterable[Job]) -> dict[str, Any]:
         "cached_tokens": sum(
             job.times.finish.usage.cached_tokens for job in first if job.times.finish
         ),
-        "made_tokens": sum(end.usage.completion_tokens for end in ends),
+        "made_tokens": sum(job.times.num_made for job in jobs),
         "reasoning_tokens": sum(end.usage.reasoning_tokens for end in ends),
         "finish": [job.times.finish.reason if job.times.finish else "abort" for job in jobs],
         "queue_ms": _slowest(job.times.queue_s for job in jobs),

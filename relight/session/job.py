@@ -14,12 +14,13 @@ from relight.text.conversation import Start, Tool
 @dataclass(slots=True)
 class Times:
     """How long a request waited for its slot, was read, and was made, and how it ended; set when it
-    has ended by itself."""
+    has ended by itself. `num_made` counts its tokens from the first on."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     finish: Finish | None = None
+    num_made: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,6 +259,7 @@ class Session:
                     if started:
                         started.set()
                     produced += len(delta.tokens)
+                    job.times.num_made = max(0, produced - job.num_forced)
                     if self._observer:
                         self._observer.delta(job, delta)
                     if delta.finish == "error":
@@ -285,7 +286,7 @@ class Session:
             times = job.times
             times.queue_s, times.prefill_s = last.queue_s, last.prefill_s
             times.decode_s = 0.0 if first_s is None else self._clock() - first_s
-            finish = times.finish = self._finish(job, pipeline, last, produced)
+            finish = times.finish = self._finish(job, pipeline, last)
             ending = "length" if finish.reason == "length" else "stop"
             yield finish
         except (asyncio.CancelledError, GeneratorExit):
@@ -378,10 +379,10 @@ class Session:
             new_id=self.new_id,
         )
 
-    def _finish(self, job: Job, pipeline: Pipeline, last: TokenDelta, produced: int) -> Finish:
+    def _finish(self, job: Job, pipeline: Pipeline, last: TokenDelta) -> Finish:
         usage = Usage(
             prompt_tokens=job.num_prompt,
-            completion_tokens=max(0, produced - job.num_forced),
+            completion_tokens=job.times.num_made,
             cached_tokens=last.num_cached,
             reasoning_tokens=pipeline.reasoning_tokens,
         )

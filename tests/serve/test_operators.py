@@ -14,6 +14,7 @@ import pytest
 from relight.base.errors import BadSetting
 from relight.base.logs import JsonFormatter
 from relight.base.settings import KNOBS, load
+from relight.engine.replay import ReplayClient
 from relight.serve.app import OPEN
 from relight.serve.http import HttpServer, listen, url_of
 from relight.serve.keys import Keys, read_keys
@@ -22,7 +23,17 @@ from relight.serve.routes import OPERATIONS
 from relight.serve.tls import check_certificate
 from relight.session import Options, SamplingDefaults, Session
 from relight.text.conversation import Conversation, Message
-from tests.serve.fakes import ENCODER, EOS, FOLDER, HELLO, TOKENIZER, answering, counter, script
+from tests.serve.fakes import (
+    ENCODER,
+    EOS,
+    FOLDER,
+    HELLO,
+    TOKENIZER,
+    answering,
+    counter,
+    rig,
+    script,
+)
 
 TLS = FOLDER.parent / "tls"
 OFF = {"thinking": {"type": "disabled"}}
@@ -353,6 +364,14 @@ def test_what_fails_is_logged_with_its_reason_and_probes_are_not(logged: Any) ->
     rig.request("GET", "/metrics")
     [entry] = entries(logged)
     assert (entry["status"], entry["error"]) == (400, "invalid_request_error")
+
+
+def test_what_was_made_before_an_answer_failed_is_logged(logged: Any) -> None:
+    made = TOKENIZER.encode_raw("half an")
+    one = rig(ReplayClient(lambda _: made, finish="abort"), log_requests="on")
+    assert one.chat(**OFF).status_code == 503
+    [entry] = entries(logged)
+    assert (entry["made_tokens"], entry["finish"]) == (len(made), ["abort"])
 
 
 def test_nothing_is_logged_where_that_is_asked(logged: Any) -> None:
