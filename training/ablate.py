@@ -1,4 +1,5 @@
-"""Scores ember on hidden keys, and again with the indexer's picks replaced by chance.
+"""Scores ember on hidden keys, again with the indexer's picks replaced by chance, and again without
+n-grams if it has any.
 
     python training/ablate.py [--checkpoint relight/ember/v4] [--instances 100] [--out FILE]
 
@@ -25,10 +26,12 @@ def main() -> None:
     import torch
 
     from relight.ember.tasks import held_out
+    from relight.text.token_classes import token_classes
     from relight.text.tokenizer import Tokenizer
     from training import score
     from training.export import read_back
-    from training.network import Mode, Network
+    from training.make import make_network
+    from training.network import Mode
     from training.rows import RowMaker
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,13 +45,18 @@ def main() -> None:
         for name, some in keys.items()
     }
     config, stored = read_back(options.checkpoint, device)
-    network = Network(config, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    classes = torch.tensor(token_classes(options.checkpoint, config.vocab_size), device=device)
+    network = make_network(config, dtype, None, classes)
     torch.manual_seed(options.seed)
     report: dict[str, dict[str, float]] = {}
-    for name, mode in (
-        ("picks of the indexer", Mode(activations=True)),
-        ("random picks", Mode(activations=True, random_picks=True)),
-    ):
+    modes = {
+        "picks of the indexer": Mode(activations=True),
+        "random picks": Mode(activations=True, random_picks=True),
+    }
+    if config.engram is not None:
+        modes["without n-grams"] = Mode(activations=True, engram=False)
+    for name, mode in modes.items():
         scorer = score.Scorer(maker, network, stored, mode, 8192)
         print(f"{name}:", flush=True)
         report[name] = score.table(scorer, keys, lambda line: print(line, flush=True))

@@ -19,8 +19,9 @@ from relight.base.config import DraftSpec, ModelConfig
 from relight.base.schedule import schedule
 from relight.base.tensors import draft_tensors, markov_names
 from relight.model.reference_parts import rope_frequencies
+from training.functions import rms_norm
 from training.model import Parameters, initial
-from training.network import Extras, Mode, Network, rms_norm
+from training.network import Extras, Mode, Network
 
 STAGES = 3
 BLOCK = 5
@@ -144,7 +145,7 @@ class DraftNetwork(Network):
         rows = F.embedding(before, embed)
         hint = torch.cat([hidden, rows], dim=-1).detach()
         confidence = F.linear(hint, weights["confidence_head.proj.weight"]).float().squeeze(-1)
-        return (logits + F.linear(rows, head)).float(), confidence
+        return logits.float() + F.linear(rows, head).float(), confidence
 
     def _block_attention(
         self,

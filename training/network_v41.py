@@ -17,8 +17,9 @@ from torch import Tensor
 
 from relight.base.config import LayerSpec, ModelConfig
 from relight.model.reference_engram import NgramHashes, gated
+from training.functions import hidden_entries, rms_norm, rotate, stream_mean
 from training.model import Parameters
-from training.network import Extras, Mode, Network, hidden_entries, rms_norm, rotate, stream_mean
+from training.network import Extras, Mode, Network
 from training.quant import fine_fp4_rows, fp4_rows, through
 
 
@@ -196,7 +197,7 @@ def best_blocks(scores: Tensor, newest: Tensor, size: int, count: int) -> Tensor
     worth = worth.masked_fill(number == (newest // size)[:, None], math.inf)
     best = worth.topk(min(count, worth.shape[-1]), dim=-1).indices
     taken = torch.full_like(worth, -math.inf).scatter_(-1, best, 0.0)
-    return taken.repeat_interleave(size, dim=-1)[..., :entries]
+    return taken.unsqueeze(-1).expand(*taken.shape, size).flatten(-2)[..., :entries]
 
 
 def pool_latent(

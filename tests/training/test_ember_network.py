@@ -7,8 +7,9 @@ import torch
 
 from relight.model.reference import ReferenceModel
 from relight.model.reference_parts import sinkhorn as exact_sinkhorn
+from training.functions import sinkhorn
 from training.model import EMBER, initial, official
-from training.network import Extras, Mode, Network, sinkhorn
+from training.network import Extras, Mode, Network
 
 SMALL = replace(
     EMBER, vocab_size=96, num_experts=4, experts_per_token=2, index_topk=16, index_heads=32

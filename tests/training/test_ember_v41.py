@@ -141,11 +141,11 @@ def test_one_batch_is_learnt_by_v41_through_all_phases(tmp_path: Path) -> None:
     trainer.step = 100  # no warm-up
     table = trainer.parameters["engram.embed.weight"].detach().clone()
     losses = []
-    for i in range(12):
-        trainer._one_step(trainer.stream.next(0.0), i / 12)
+    for i in range(9):
+        trainer._one_step(trainer.stream.next(0.0), i / 9)
         losses.append(float(trainer._sums[0]))
         trainer._sums.zero_()
-    assert losses[-1] < 0.8 * losses[0], losses
+    assert losses[-1] < 0.85 * losses[0], losses
     assert not torch.equal(table, trainer.parameters["engram.embed.weight"])
 
 
