@@ -126,6 +126,7 @@ def test_network_equals_the_reference_of_v41(sparse: bool) -> None:
         assert (~torch.isneginf(chosen.scores)).sum(-1).max() <= 6 * 4
 
 
+@pytest.mark.slow
 def test_one_batch_is_learnt_by_v41_through_all_phases(tmp_path: Path) -> None:
     row = RowMaker(Tokenizer.load(TOKENIZER)).chat_row(Random(0), 128)
 
