@@ -385,6 +385,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
         ({"input": [USER, PARIS | {"call_id": None}]}, "input[1].call_id"),
         ({"input": [USER, PARIS | {"name": None}]}, "input[1].name"),
         ({"input": [item("item_reference", id="x")]}, "input[0]"),
+        ({"input": [*HELLO, item("input_text", text="x")]}, "input[1]"),
         ({"input": [item("new_thing", content="text")]}, "input[0]"),
         ({"input": [USER, item("compaction", encrypted_content="gAAAA")]}, "input[1]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -416,6 +417,7 @@ def test_what_is_wrong_is_told_by_the_name_that_the_client_used(fields: Any, par
     error = reply.json()["error"]
     assert error["param"] == param
     assert error["message"]
+    assert '"function": {' not in error["message"], "tools are flat in this protocol"
 
 
 def test_a_stream_that_fails_says_so_at_its_end() -> None:

@@ -38,6 +38,7 @@ SEALED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 _WORDS = (
+    (r'"function": \{"name": …\}', '"name": …'),
     (r"^messages\b(?!\[)", "input"),
     (r"(messages\[\d+\])\.tool_calls", r"\1"),
     (r"(tools\[\d+\])\.function\.", r"\1."),

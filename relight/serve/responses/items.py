@@ -162,7 +162,7 @@ def _part(part: ItemPart, where: str) -> str:
 
 def _skip(item: InputItem, where: str) -> None:
     """Items that tell of tools that ran elsewhere say nothing to the model."""
-    texts = (item.content, item.output, item.input, item.arguments, item.summary)
+    texts = (item.content, item.text, item.output, item.input, item.arguments, item.summary)
     if any(texts) or item.encrypted_content:
         raise Unsupported(
             f"{where} is of type {shown(item.type)}, which is not built, and has text; send it in "

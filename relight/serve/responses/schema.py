@@ -19,11 +19,12 @@ class ItemPart(msgspec.Struct, kw_only=True):
 
 class InputItem(msgspec.Struct, kw_only=True):
     """One item of the conversation. `type` says which of the fields count; without one it is a
-    message."""
+    message. `text` stands in parts of messages only, and is read to refuse it here."""
 
     type: str | None = None
     role: str | None = None
     content: str | list[ItemPart] | None = None
+    text: str | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
