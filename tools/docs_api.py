@@ -17,7 +17,8 @@ INTRODUCTION = """A field **works**, is **refused** with a 400 that names it, or
 then it changes no answer, is named in the response header `x-relight-ignored` and counted in
 `relight:ignored_fields_total`. A field that no table names is ignored as well; `--strict-fields`
 refuses all that would be ignored. `null` is as if a field were absent. Bodies are JSON in UTF-8 of
-at most `--body-limit` bytes.
+at most `--body-limit` bytes, whatever `content-type` says; packed ones (`content-encoding`) are
+refused. Where a name stands twice in an object, the last one counts.
 
 With `--api-key` every route needs a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, but
 for {open}. Headers that are read besides: `x-request-id`
