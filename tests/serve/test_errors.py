@@ -189,7 +189,8 @@ def test_a_prompt_as_long_as_the_context_is_refused_in_the_shape_that_clients_re
 
 def test_a_full_server_is_a_429_that_says_when_to_come_back() -> None:
     rig_ = answering("x", max_open=1)
-    response = rig_.complete(["a", "b"])
+    with rig_.server.admit():
+        response = rig_.complete("a")
     assert error_of(response, 429)["type"] == "rate_limit_error"
     assert response.headers["retry-after"] == "1"
     assert rig_.complete("a").status_code == 200
