@@ -306,8 +306,9 @@ def test_errors_have_the_protocols_types() -> None:
     words = long["message"].split()
     assert words[:4] == ["prompt", "is", "too", "long:"]
     assert words[5:] == ["tokens", ">", "4096", "maximum"]
-    full = answering("x", max_open=0)
-    assert ask(full).json()["error"]["type"] == "rate_limit_error"
+    full = answering("x", max_open=1)
+    with full.server.admit():
+        assert ask(full).json()["error"]["type"] == "rate_limit_error"
     full.client.condition = "loading"
     assert ask(full).json()["error"]["type"] == "overloaded_error"
     assert one.post("/v1/messages/count_tokens", "{").json()["type"] == "error"
@@ -339,3 +340,15 @@ def test_an_error_in_a_stream_is_an_event() -> None:
     reply = ask(one)
     assert reply.status_code == 500
     assert reply.json()["error"]["type"] == "api_error"
+
+
+def test_a_count_reads_the_body_of_a_call_and_names_what_it_does_not_know() -> None:
+    body = {"messages": HELLO, "max_tokens": 5, "stream": True, "temperature": 1, "a_field": 1}
+    path = "/v1/messages/count_tokens"
+    assert answering("x").post(path, body).headers["x-relight-ignored"] == "a_field"
+    refused = answering("x", strict_fields=True).post(path, body)
+    assert (refused.status_code, "a_field" in refused.text) == (400, True)
+    del body["a_field"]
+    counted = answering("x", strict_fields=True).post(path, body)
+    whole = answering("a" + EOS).post("/v1/messages", body | {"stream": False}).json()
+    assert counted.json() == {"input_tokens": whole["usage"]["input_tokens"]}
