@@ -145,6 +145,11 @@ SPEC_ADVANCE = Metric(
     "gauge",
     "Tokens that a check of guesses brings, the one that is drawn anyway included; 0 before any.",
 )
+SPEC_DEPTH = Metric(
+    "relight:spec_decode_depth",
+    "gauge",
+    "Guesses asked for at once by the step planned last; 0: they are off, or do not pay.",
+)
 SPEC_TOO_LONG = Metric(
     "relight:spec_decode_prompts_too_long",
     "counter",
@@ -188,6 +193,7 @@ METRICS = (
     SPEC_ACCEPTED_AT,
     SPEC_DRAFTED_AT,
     SPEC_ADVANCE,
+    SPEC_DEPTH,
     SPEC_TOO_LONG,
     IGNORED_FIELDS,
 )

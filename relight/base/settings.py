@@ -79,7 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         declare(
             "compute",
-            "tokens that are guessed at once; 0: as many as the draft was trained for",
+            "tokens that are guessed at once; 0: up to as many as the draft was trained for, by "
+            "what pays in steps of each kind",
             low=0,
             high=15,
         ),

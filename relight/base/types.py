@@ -159,3 +159,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     spec_drafted: tuple[int, ...] = ()
     spec_accepted: tuple[int, ...] = ()
     spec_too_long: int = 0
+    spec_depth: int = 0

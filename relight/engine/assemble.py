@@ -149,7 +149,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         notes=(
             *notes,
             *model_notes(config, settings),
-            *drafting_notes(config, drafting),
+            *drafting_notes(config, settings, drafting),
             *kernel_notes,
             *setting_notes(settings, spec, fitted),
         ),

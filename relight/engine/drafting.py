@@ -23,7 +23,7 @@ from relight.model.weights_draft import load_draft
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """`depth` tokens are guessed at once, by a draft whose weights take `nbytes`."""
+    """At most `depth` tokens are guessed at once, by a draft whose weights take `nbytes`."""
 
     depth: int
     nbytes: int
@@ -69,16 +69,24 @@ def build_proposer(
 def build_speculation(drafting: Drafting | None, settings: Settings) -> Speculation | None:
     if drafting is None:
         return None
-    return Speculation(drafting.depth, settings.spec_threshold, settings.spec_max_prompt)
+    return Speculation(
+        drafting.depth,
+        settings.spec_threshold,
+        settings.spec_max_prompt,
+        adapts=settings.spec_k == 0,
+    )
 
 
-def drafting_notes(config: ModelConfig, drafting: Drafting | None) -> Iterator[str]:
+def drafting_notes(
+    config: ModelConfig, settings: Settings, drafting: Drafting | None
+) -> Iterator[str]:
     """What there is to know of it beside the settings."""
     trained = config.draft.block_size
     if drafting is None:
         return
+    count = f"{drafting.depth}" if settings.spec_k else f"0 to {drafting.depth}, as it pays,"
     yield (
-        f"{drafting.depth} tokens are guessed at once; answers with penalties or a thinking budget "
+        f"{count} tokens are guessed at once; answers with penalties or a thinking budget "
         "go without, and so do those inside of a grammar"
     )
     if drafting.depth > trained:

@@ -118,7 +118,7 @@ class Loop:
         self._meter.observe(load, self._step_s)
         self._pace.observe(load, self._step_s)
         self._scheduler.cost = self._meter.cost
-        return self._scheduler.commit(step.plan, results, now)
+        return self._scheduler.commit(step.plan, results, now, self._step_s)
 
     def _drain(self) -> list[TokenDelta]:
         deltas = []

@@ -139,6 +139,8 @@ class Scheduler:
         draft = Draft()
         self._admit(draft, now)
         going = [sequence for sequence in self.running if len(sequence.tokens) < sequence.most]
+        if self.speculation is not None:
+            self.speculation.begin(going)
         shares = share_rows(going, self.limits, self.cost, self.index.page_tokens)
         for sequence in going:
             if sequence.slot != NO_SLOT and not sequence.leaving:  # else an older one has just
@@ -151,6 +153,8 @@ class Scheduler:
         flight = draft.flight(self._num_planned)
         self._num_planned += 1
         self._flights.append(flight)
+        if self.speculation is not None:
+            self.speculation.launch()
         return flight.plan
 
     def _is_better_later(self) -> bool:
@@ -280,23 +284,29 @@ class Scheduler:
 
     # -- what became of a step
 
-    def commit(self, plan: StepPlan, results: Iterable[Result], now: float) -> list[TokenDelta]:
-        """The step has run and gave `results`."""
+    def commit(
+        self, plan: StepPlan, results: Iterable[Result], now: float, seconds: float = 0.0
+    ) -> list[TokenDelta]:
+        """The step has run and gave `results`. It took so long, if anybody knows."""
         results = list(results)
         drawn = iter([r for r in results if not isinstance(r, Proposed)])
         guesses = iter([r for r in results if isinstance(r, Proposed)])
-        deltas = []
-        for work in self._next(plan).work:
+        deltas, accepted = [], []
+        for number, work in enumerate(self._next(plan).work):
             sequence = work.sequence
             count = 1 + len(work.proposed) if work.draws else 0
             delta = self._settle(work, list(islice(drawn, count)), now)
             if delta is not None:
                 deltas.append(delta)
+                if number < len(plan.made):
+                    accepted.append(max(0, len(delta.tokens) - 1))
             if work.asks:
                 proposed = next(guesses)
                 if self.speculation and sequence.finish is None and not sequence.leaving:
                     sequence.proposal = self.speculation.cut(sequence, proposed)
             self._land(sequence)
+        if self.speculation is not None:
+            self.speculation.land(accepted, 0.0 if plan.given else seconds)
         return deltas
 
     def _settle(self, work: Work, drawn: list[Drawn], now: float) -> TokenDelta | None:
@@ -388,6 +398,8 @@ class Scheduler:
     def fail(self, plan: StepPlan, reason: str, now: float) -> list[TokenDelta]:
         """The step has failed: nobody knows what it has written, so its requests end."""
         flight = self._next(plan)
+        if self.speculation is not None:
+            self.speculation.land((), 0.0)
         for work in flight.work:
             self.holdings.cancel(work.sequence, work.take)
         touched = dict.fromkeys((*(work.sequence for work in flight.work), *flight.admitted))
@@ -404,6 +416,8 @@ class Scheduler:
         """The step has not run, since the one before has failed. What is left of its requests gives
         way: their slots are not as they were planned to be."""
         flight = self._next(plan)
+        if self.speculation is not None:
+            self.speculation.land((), 0.0)
         for work in flight.work:
             self.holdings.cancel(work.sequence, work.take)
         for sequence in dict.fromkeys((*(work.sequence for work in flight.work), *flight.admitted)):
@@ -461,6 +475,7 @@ class Scheduler:
             spec_drafts=tally.drafts,
             spec_drafted=tuple(tally.drafted),
             spec_accepted=tuple(tally.accepted),
+            spec_depth=0 if speculation is None else speculation.depth,
             spec_too_long=0 if speculation is None else speculation.num_too_long,
         )
 

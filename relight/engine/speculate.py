@@ -5,8 +5,11 @@ A guess counts only if it is what the model itself draws there, so nothing that 
 change a text.
 """
 
+from collections import deque
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
+from relight.engine.depth import DepthChoice
 from relight.engine.plan import Proposed
 from relight.engine.sequence import Sequence
 
@@ -32,17 +35,59 @@ class Tally:
             self.accepted[place] += place < num_accepted
 
 
+WIDTHS = (1, 4, 16)
+"""Sequences of a step up to which it is of one kind, and above the last."""
+
+Kind = tuple[str, int]
+"""Steps whose guesses are alike: how tokens are drawn, and how many sequences there are."""
+
+
+def kind_of(sequences: Ordered[Sequence]) -> Kind:
+    greedy = {sequence.request.sampling.temperature == 0 for sequence in sequences}
+    name = "mixed" if len(greedy) > 1 else "greedy" if True in greedy else "sampled"
+    return name, sum(len(sequences) > width for width in WIDTHS)
+
+
 class Speculation:
     """Guesses `depth` tokens ahead, fewer from the first that is less likely than `threshold`.
     Prompts longer than `max_prompt` go without, 0: none does; they are counted in `num_too_long`.
+
+    With `adapts`, `most` is what `depth` may be: each kind of step has the one that pays, by the
+    times that it is told.
     """
 
-    def __init__(self, depth: int, threshold: float = 0.0, max_prompt: int = 0) -> None:
-        self.depth = depth
+    def __init__(
+        self, most: int, threshold: float = 0.0, max_prompt: int = 0, *, adapts: bool = False
+    ) -> None:
+        self.most = most
+        self.depth = 0 if adapts else most
+        self.adapts = adapts
         self.threshold = threshold
         self.max_prompt = max_prompt
         self.num_too_long = 0
         self.tally = Tally()
+        self._choices: dict[Kind, DepthChoice] = {}
+        self._kind: Kind = ("mixed", 0)
+        self._launched: deque[tuple[Kind, int]] = deque()
+        self._before = 0
+
+    def begin(self, running: Ordered[Sequence]) -> None:
+        """A step for these is about to be planned."""
+        if self.adapts:
+            self._kind = kind_of(running)
+            self.depth = self._choices.setdefault(self._kind, DepthChoice(self.most)).depth
+
+    def launch(self) -> None:
+        """The step has been planned."""
+        self._launched.append((self._kind, self.depth))
+
+    def land(self, accepted: Ordered[int], seconds: float) -> None:
+        """The step that was planned first has ended; of each sequence with a made row so many
+        guesses were right. 0 seconds: nothing is to be learnt of it."""
+        kind, depth = self._launched.popleft()
+        before, self._before = self._before, depth
+        if self.adapts and seconds:
+            self._choices[kind].observe(depth, before, accepted, seconds)
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence starts to run for the first time."""
@@ -65,7 +110,7 @@ class Speculation:
 
     def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
         """The guesses that are worth a row, and that no mask hangs on."""
-        tokens = proposed.tokens[: self.depth]
+        tokens = proposed.tokens[: self.most]
         if sequence.guide is not None:
             tokens = sequence.guide.guesses(tokens)
         for place, confidence in enumerate(proposed.confidence[: len(tokens)]):

@@ -189,6 +189,7 @@ _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
     (table.SPEC_ACCEPTED_AT, _by_position(lambda s: s.spec_accepted)),
     (table.SPEC_DRAFTED_AT, _by_position(lambda s: s.spec_drafted)),
     (table.SPEC_ADVANCE, _one(_advance)),
+    (table.SPEC_DEPTH, _one(lambda s: s.spec_depth)),
     (table.SPEC_TOO_LONG, _one(lambda s: s.spec_too_long)),
 )
 

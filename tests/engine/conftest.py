@@ -268,7 +268,7 @@ class SimulatedEngine:
             reuse_generated=reuse_generated,
         )
         self.scheduler = Scheduler(self.limits, self.index, speculation)
-        rewind = max(REWIND, speculation.depth + 1) if speculation else REWIND
+        rewind = max(REWIND, speculation.most + 1) if speculation else REWIND
         self.runner = SimulatedRunner(self.pool, num_slots, num_records, rewind, guess)
         self.now = 0.0
         steps = Overlapped(self, executor) if executor else InTurn(self)

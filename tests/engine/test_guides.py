@@ -187,7 +187,7 @@ class Guided:
     ) -> None:
         self.engine = make_engine(executor=executor, max_context=context, **limits)
         speculation = self.engine.scheduler.speculation
-        rewind = max(REWIND, speculation.depth + 1) if speculation else REWIND
+        rewind = max(REWIND, speculation.most + 1) if speculation else REWIND
         self.engine.runner = SamplingRunner(self.engine, rewind, self.guess)
         self._texts: dict[tuple[str, bytes], list[int]] = {}
         self.num_guided = 0  # guesses for answers with grammars

@@ -51,7 +51,7 @@ class SamplingRunner(SimulatedRunner):
             engine.pool,
             engine.limits.num_slots,
             engine.records.total,
-            max(REWIND, speculation.depth + 1) if speculation else REWIND,
+            max(REWIND, speculation.most + 1) if speculation else REWIND,
             self._guess,
         )
         self.engine = engine

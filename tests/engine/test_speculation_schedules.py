@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relight.engine.plan import Proposed
+from relight.engine.plan import Proposed, Result, StepPlan
 from relight.engine.speculate import Speculation
 from tests.engine.conftest import VOCAB, AtLast, AtOnce, SimulatedEngine, text_alone
 from tests.engine.schedules import disturb, random_prompt
@@ -53,11 +53,17 @@ class Scripted:
 
 
 def speculating(
-    pattern: str, depth: int, threshold: float, rng: random.Random, **options: object
+    pattern: str,
+    depth: int,
+    threshold: float,
+    rng: random.Random,
+    *,
+    adapts: bool = False,
+    **options: object,
 ) -> SimulatedEngine:
     script = Scripted(pattern, rng)
     script.engine = SimulatedEngine(
-        speculation=Speculation(depth, threshold),
+        speculation=Speculation(depth, threshold, adapts=adapts),
         guess=script.guess,
         **options,  # type: ignore[arg-type]
     )
@@ -73,6 +79,7 @@ def run_schedule(number: int, pattern: str, seen: Counter[str]) -> None:
         depth,
         rng.choice([0.0, 0.2, 0.5, 1.0]),
         rng,
+        adapts=number % 5 == 0,
         executor=rng.choice([None, AtOnce(), AtLast()]),
         num_pages=rng.randint(10, 14) if tight else 60,
         num_slots=rng.randint(1, 5),
@@ -172,4 +179,25 @@ def test_what_hangs_on_tokens_before_it_is_not_guessed() -> None:
     engine.run()
     assert speculation.num_too_long == 1
     assert sum(speculation.tally.accepted) > 0
+    engine.check_texts()
+
+
+@pytest.mark.parametrize("pattern", ["none", "all"])
+def test_an_engine_finds_out_whether_guesses_pay(pattern: str) -> None:
+    """Steps take as long, whatever is guessed; but for right guesses they bring more."""
+    rng = random.Random(pattern)
+    engine = speculating(pattern, 5, 0.0, rng, adapts=True, max_context=1000, num_pages=260)
+    launch, runner = engine.runner.execute, engine.runner
+
+    def execute(plan: StepPlan) -> list[Result]:
+        engine.now += 0.2 * sum(rows.proposed + (rows.propose > 0) for rows in plan.made)
+        return launch(plan)
+
+    runner.execute = execute  # type: ignore[method-assign]
+    engine.add([1, 2], max_tokens=400)
+    engine.run()
+    late = [rows.propose for plan in engine.plans[40:-8] for rows in plan.made]
+    assert late
+    share = sum(propose > 0 for propose in late) / len(late)
+    assert share < 0.1 if pattern == "none" else share > 0.8
     engine.check_texts()

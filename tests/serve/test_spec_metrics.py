@@ -18,7 +18,9 @@ def samples(stats: EngineStats) -> dict[tuple[str, str], float]:
 
 
 def test_guesses_are_counted_by_position() -> None:
-    stats = EngineStats(spec_drafts=10, spec_drafted=(10, 8), spec_accepted=(6, 2), spec_too_long=3)
+    stats = EngineStats(
+        spec_drafts=10, spec_drafted=(10, 8), spec_accepted=(6, 2), spec_too_long=3, spec_depth=2
+    )
     drafted, accepted = "num_draft_tokens", "num_accepted_tokens"
     assert samples(stats) == {
         ("vllm:spec_decode_num_drafts_total", ""): 10,
@@ -29,6 +31,7 @@ def test_guesses_are_counted_by_position() -> None:
         (f"relight:spec_decode_{drafted}_per_pos_total", "0"): 10,
         (f"relight:spec_decode_{drafted}_per_pos_total", "1"): 8,
         ("relight:spec_decode_advance", ""): 1.8,
+        ("relight:spec_decode_depth", ""): 2,
         ("relight:spec_decode_prompts_too_long_total", ""): 3,
     }
 
