@@ -1,8 +1,8 @@
 """Runs the CUDA kernels on a processor, lane by lane. For tests without a device.
 
 g++ compiles them: each instruction that is written in PTX is replaced by a function of emulate.h
-that does the same; all else of a source is compiled as it stands. Left out are copies into shared memory, the
-conversion of E4M3 by an instruction, and programmatic launches.
+that does the same; all else of a source is compiled as it stands. Left out are copies into shared
+memory, the conversion of E4M3 by an instruction, and programmatic launches.
 """
 
 import ctypes
