@@ -27,7 +27,7 @@ from relight.session import Answer, Options, Session, collect
 GREEDY = Options(temperature=0.0, max_tokens=192)
 """The longest right answers have about half as many tokens."""
 
-OPEN_ANSWERS = 64
+OPEN_ANSWERS = 128
 """Requests that an engine has at once: the more rows a step has, the less each costs."""
 
 STEP_TOKENS = 512
