@@ -94,7 +94,7 @@ def _attend(
     denominator = torch.zeros_like(top)
     out = q.new_zeros((q.shape[0], heads, q.shape[2]))
     for values, place, listed in keys:
-        if not some(listed):
+        if not listed.shape[1] or not some(listed):  # a list of no keys is one empty block
             continue
         block = values.index_select(0, place.flatten()).unflatten(0, place.shape)  # [r, 64, d]
         score = _products(q, block.transpose(1, 2), family)[:, :heads] * scale  # [r, heads, 64]
