@@ -3,11 +3,16 @@
 import hashlib
 import pathlib
 import random
+import signal
 from collections.abc import Callable
 
 import pytest
 
 GOLDEN = pathlib.Path(__file__).parent / "tests" / "golden"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job is born so, and what it starts, too: tests of Ctrl-C would wait.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

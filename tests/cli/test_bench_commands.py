@@ -56,7 +56,7 @@ def test_what_cannot_be_run_is_code_4(tmp_path: Path) -> None:
     code, text = relight("run", "chat", "--url", "http://127.0.0.1:9", *out)
     assert (code, "does not answer" in text) == (4, True)
     code, text = relight("run", "none", "--url", "http://127.0.0.1:9", *out)
-    assert (code, "give a TOML file or one of: chat" in text) == (4, True)
+    assert (code, "one of: " in text and "chat" in text) == (4, True)
     assert not list(tmp_path.iterdir())
 
 
@@ -74,7 +74,8 @@ def test_blocks_and_a_ladder_write_what_they_decide(url: str, tmp_path: Path) ->
     told = json.loads(floor.read_text())
     assert code == (2 if told["faults"] else 0), text
     assert told["floor"]["tpot"] > 0
-    urls = ("--url-a", url, "--url-b", url, "--blocks", "2", "--cell", cell)
+    other = url.replace("127.0.0.1", "localhost")
+    urls = ("--url-a", url, "--url-b", other, "--blocks", "2", "--cell", cell)
     code, text = relight("ab", "chat", *urls, "--floor", str(floor), *where)
     # Two blocks decide nothing.
     assert code in (2, 3), text
