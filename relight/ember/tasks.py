@@ -33,7 +33,7 @@ ROOM = 72
 KEYS_PER_DOCUMENT = 16
 """Places with a key of their own; each is asked for. The others distract."""
 
-REQUESTS_PER_TOOLBOX = 8
+REQUESTS_PER_TOOLBOX = 16
 """As with documents: what is asked of the same tools shares the long prefix of its prompt."""
 
 
