@@ -132,7 +132,8 @@ class Pace:
     def tokens_per_s(self) -> float:
         return self._tokens / self._seconds if self._seconds else 0.0
 
-    def observe(self, load: Load, seconds: float) -> None:
+    def observe(self, read: int, made: int, seconds: float) -> None:
+        """Made tokens are those that count, not the rows: guesses may have been wrong."""
         keep = max(0.0, 1 - seconds / MEMORY_S)
-        self._tokens = keep * self._tokens + load.made + load.given
+        self._tokens = keep * self._tokens + read + made
         self._seconds = keep * self._seconds + seconds

@@ -116,9 +116,10 @@ class Loop:
         self._read_s = now
         load = Load.of(step.plan)
         self._meter.observe(load, self._step_s)
-        self._pace.observe(load, self._step_s)
         self._scheduler.cost = self._meter.cost
-        return self._scheduler.commit(step.plan, results, now, self._step_s)
+        deltas = self._scheduler.commit(step.plan, results, now, self._step_s)
+        self._pace.observe(load.given, sum(len(delta.tokens) for delta in deltas), self._step_s)
+        return deltas
 
     def _drain(self) -> list[TokenDelta]:
         deltas = []

@@ -201,3 +201,12 @@ def test_an_engine_finds_out_whether_guesses_pay(pattern: str) -> None:
     share = sum(propose > 0 for propose in late) / len(late)
     assert share < 0.1 if pattern == "none" else share > 0.8
     engine.check_texts()
+
+
+@pytest.mark.parametrize(("pattern", "kept"), [("none", 1), ("all", 6)])
+def test_the_pace_counts_the_tokens_that_are_kept(pattern: str, kept: int) -> None:
+    """Steps take a second each, and have six rows, whether guesses are right or wrong."""
+    engine = speculating(pattern, 5, 0.0, random.Random(1), max_context=600, num_pages=160)
+    engine.add([1, 2, 3], max_tokens=1 + 90 * kept)
+    engine.run()
+    assert engine.loop.stats().tokens_per_s == pytest.approx(kept, rel=0.05)
