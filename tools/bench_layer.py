@@ -1,6 +1,6 @@
 """Times one V4-Flash layer of real size with the reference ops, beside transformers' layer.
 
-    python tools/bench_layer.py --folder /tmp/layer [--device cuda] [--context 1024] [--no-peer]
+    python tools/bench_layer.py --folder DIR [--device cuda] [--context 1024] [--no-peer]
 
 Weights are random, written to the folder in the official layout (3.8 GB) and loaded from it. Prints
 one JSON line: medians in milliseconds of a decode step (one made row, streams in, streams out) and

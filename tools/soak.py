@@ -1,6 +1,6 @@
 """Loads a server with clients that come, go and change their minds, and checks what is left of it.
 
-    python -m tools.soak --model FOLDER --minutes 20 [--clients 32] [--seed 0]
+    python -m tools.soak [--model ember-v4] [--minutes 20] [--clients 32] [--seed 0]
 
 The server runs on a small page pool, so that requests wait, share prefixes and give way. Prompts
 are token ids of mixed lengths, many with a common beginning; a quarter of the streams is closed at
@@ -27,6 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+
+from relight.base.config import read_config
+from relight.base.errors import RelightError
+from relight.base.packaged import EMBER, model_folder
 
 SCRIPT = """
 import json, sys
@@ -121,7 +125,7 @@ class Report:
 
 
 @contextmanager
-def server(model: Path, **settings: object) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def server(model: str | Path, **settings: object) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """A server in processes of its own; yields its address."""
     told = json.dumps({"model": str(model), **SETTINGS, **settings})
     process = subprocess.Popen(
@@ -254,14 +258,22 @@ def gauges(text: str) -> dict[str, float]:
     return {name: float(match[1]) for name, match in found.items() if match}
 
 
+def vocab_size(model: str) -> int:
+    """Of a checkpoint by folder or name, as all commands take it. Raises RelightError."""
+    return read_config(model_folder(model)).config.vocab_size
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", default=EMBER, help="folder of a checkpoint, or ember-v4")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    vocab = json.loads((options.model / "config.json").read_text())["vocab_size"]
+    try:
+        vocab = vocab_size(options.model)
+    except RelightError as error:
+        sys.exit(error.message)
     with server(options.model) as (url, process):
         report = asyncio.run(
             soak(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.soak import Report, server, soak
+from relight.base.errors import RelightError
+from tools.soak import Report, server, soak, vocab_size
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -23,6 +24,13 @@ def test_a_storm_of_clients_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(report.mistakes()), str(report)
     assert report.outcomes["complete"]
     assert report.outcomes["closed"]
+
+
+def test_a_model_is_a_folder_or_a_name_as_in_all_commands(tmp_path: Path) -> None:
+    assert vocab_size("ember-v4") == 4096
+    assert vocab_size(str(GOLDEN / "v4" / "checkpoint")) == 320
+    with pytest.raises(RelightError, match="give the folder that holds"):
+        vocab_size(str(tmp_path))
 
 
 def test_what_does_not_add_up_is_told() -> None:
