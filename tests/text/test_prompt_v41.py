@@ -1,46 +1,22 @@
 """The prompt of V4.1: worked examples, whole conversations against DeepSeek's encoder, and each
 difference on purpose by name."""
 
-import hashlib
-import importlib.util
 import json
-from pathlib import Path
 
 import deepseek_recipe as recipe
 import pytest
 
 from relight.base.errors import BadCheckpoint, BadRequest
-from relight.text.conversation import Conversation, Message, Tool, ToolCall
+from relight.text.conversation import ToolCall
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import PUBLIC_IDS, SPELLING, Tokenizer
+from tests.text.bodies import Bodies, conversation_of, oracle_of
+from tests.text.prompts import PARIS, ROME, WEATHER, assistant, digest, render, result, system, user
 
-HERE = Path(__file__).parent
-WEATHER = Tool(
-    "get_weather",
-    "Weather now",
-    {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city"],
-    },
-)
-PARIS = ToolCall("a", "get_weather", '{"city": "Paris"}')
-ROME = ToolCall("b", "get_weather", '{"city": "Rome", "days": 2}')
 EFFORT = (
     "<｜System｜>Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the "
     "reasoning)\n\n"
 )
-
-
-def load(name):
-    """Another test file: those here are no package."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-shared = load("test_prompt_oracle")
 
 
 @pytest.fixture(scope="session")
@@ -62,39 +38,7 @@ def v41(file):
 
 @pytest.fixture(scope="session")
 def oracle(file):
-    tokenizer = recipe.Tokenizer.from_file(str(file))
-    encoding = recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
-
-    def encode(body):
-        request = recipe.ChatCompletionRequest({"model": "DeepSeek-V4.1-Flash", **body})
-        conversation = request.convert(recipe.ConversionOptions()).conversation
-        return encoding.render_conversation(conversation).prompt, encoding.encode(conversation)
-
-    return encode
-
-
-def system(text):
-    return Message("system", text)
-
-
-def user(text):
-    return Message("user", text)
-
-
-def assistant(content=None, reasoning=None, *calls):
-    return Message("assistant", content, reasoning, calls)
-
-
-def result(id, text):
-    return Message("tool", text, tool_call_id=id)
-
-
-def render(encoder, *messages, **options):
-    return encoder.encode(Conversation(messages=messages, **options))
-
-
-def digest(prompt):
-    return hashlib.sha256(prompt.text.encode()).hexdigest()[:32]
+    return oracle_of(file, recipe.DeepseekV41Encoding(), "DeepSeek-V4.1-Flash")
 
 
 # Worked examples
@@ -234,7 +178,7 @@ def without_repeated_reminders(messages):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_generated_conversations_have_the_oracles_text_and_ids(oracle, v41, seed):
-    bodies = shared.Bodies(f"v4.1 {seed}")
+    bodies = Bodies(f"v4.1 {seed}")
     for _ in range(100):
         body = bodies.body()
         body["messages"] = without_repeated_reminders(body["messages"])
@@ -243,7 +187,7 @@ def test_generated_conversations_have_the_oracles_text_and_ids(oracle, v41, seed
             if any(message.get("prefix") for message in body["messages"]):
                 continue
         text, ids = oracle(body)
-        prompt = v41.encode(shared.conversation_of(body))
+        prompt = v41.encode(conversation_of(body))
         assert prompt.text == text, body
         assert list(prompt.ids) == ids, body
 
@@ -272,7 +216,7 @@ def test_a_continued_answer_stays_open_as_the_oracles(oracle, v41, last, thinkin
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "prefix": True, **last}]
     kind = "enabled" if thinking else "disabled"
     body = {"messages": messages, "thinking": {"type": kind}}
-    assert v41.encode(shared.conversation_of(body)).text == oracle(body)[0]
+    assert v41.encode(conversation_of(body)).text == oracle(body)[0]
 
 
 # Differences on purpose
@@ -291,12 +235,12 @@ def test_an_unfinished_round_of_calls_keeps_its_reasoning_though_the_oracle_drop
         ]
         return {"messages": [*messages, *more]}
 
-    ours, theirs = v41.encode(shared.conversation_of(body())).text, oracle(body())[0]
+    ours, theirs = v41.encode(conversation_of(body())).text, oracle(body())[0]
     assert ours != theirs
     assert ours.replace("<think>R</think>", "</think>") == theirs
     assert "old" not in ours
     over = body({"role": "user", "content": "next"})
-    assert v41.encode(shared.conversation_of(over)).text == oracle(over)[0]
+    assert v41.encode(conversation_of(over)).text == oracle(over)[0]
 
 
 def test_a_system_message_between_call_and_result_comes_after_it(v41):
@@ -315,6 +259,6 @@ def test_every_reminder_stays_though_the_oracle_keeps_the_first_of_a_row(oracle,
     reminders = [{"role": "latest_reminder", "content": text} for text in ("A", "B")]
     body = {"messages": [*reminders, {"role": "user", "content": "q"}]}
     both, first = "<｜latest_reminder｜>A<｜latest_reminder｜>B", "<｜latest_reminder｜>A"
-    ours = v41.encode(shared.conversation_of(body)).text
+    ours = v41.encode(conversation_of(body)).text
     assert ours.replace(both, first) == oracle(body)[0]
     assert both in ours
