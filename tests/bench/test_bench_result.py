@@ -128,7 +128,7 @@ def test_no_key_reaches_a_file_even_if_the_server_repeats_it(tmp_path: Path) -> 
         assert secret not in stored
     assert told.scenario.body["temperature"] == 0
     leaking = [msgspec.structs.replace(records[0], error=KEY)]
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="a secret in a result"):
         result.write(tmp_path / "other", told, leaking, secret=KEY)
     assert not list((tmp_path / "other").glob("*"))
 

@@ -86,11 +86,11 @@ def test_a_shared_or_free_page_cannot_be_indexed() -> None:
     page = pool.allocate()
     assert page is not None
     pool.hold(page)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="shared, indexed or free"):
         pool.index(page)
     pool.release(page)
     pool.release(page)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="shared, indexed or free"):
         pool.index(page)
 
 
@@ -99,5 +99,5 @@ def test_a_page_cannot_be_released_more_often_than_held() -> None:
     page = pool.allocate()
     assert page is not None
     pool.release(page)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="is not held"):
         pool.release(page)
