@@ -142,6 +142,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         ),
         measured=(
             ("weights", weights.nbytes),
+            *([("weights: draft", proposer.nbytes)] if proposer else []),
             ("pages, rings and records", pool.nbytes),
             ("counts for penalties", runner.sampler.counts.nbytes),
             (f"added by a first step of {rows:,} rows", scratch),

@@ -57,6 +57,11 @@ class DraftProposer:
         self._draft = draft
         self._rings = rings
 
+    @property
+    def nbytes(self) -> int:
+        """Of the draft's weights."""
+        return self._draft.weights.nbytes
+
     def keep(self, taps: Tensor, segment: Segment) -> None:
         self._draft.keep(taps, segment, self._rings)
 

@@ -15,7 +15,7 @@ from relight.base.specs import LayerSpec
 from relight.base.tensors import draft_tensors, markov_names
 from relight.kernels.codec import DenseWeight, Weight
 from relight.model.source import Progress, WeightSource
-from relight.model.weights import AttentionWeights, FfnWeights, HyperWeights, Loaded
+from relight.model.weights import AttentionWeights, FfnWeights, HyperWeights, Loaded, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class DraftWeights:
     markov_embed: DenseWeight  # [V, P]
     markov_head: DenseWeight  # [V, P]
     confidence: DenseWeight  # [1, D + P]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, mapped or copied; embedding and head are not among them."""
+        return nbytes(self)
 
 
 def load_draft(

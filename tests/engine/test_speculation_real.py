@@ -235,6 +235,10 @@ def test_no_draft_changes_texts_or_state(drafted: Plain) -> None:
         assert found.scheduler.speculation is not None
         tally = found.scheduler.speculation.tally
         assert len(tally.drafted) == depth or not depth
+        predicted, measured = (
+            dict(rows)["weights: draft"] for rows in (found.info.memory, found.info.measured)
+        )
+        assert measured == pytest.approx(predicted, rel=0.01)
         beyond = [note for note in found.info.notes if "beyond the 5 tokens" in note]
         assert bool(beyond) == (depth > 5)
         print(f"{checkpoint.name} k {depth}: drafted {tally.drafted}, accepted {tally.accepted}")
