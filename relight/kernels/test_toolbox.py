@@ -161,15 +161,16 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.launched: list[tuple] = []
+        self.given: list[tuple[str, bytes]] = []
         self.Device = lambda index: SimpleNamespace(set_current=lambda: None, device_id=index)
         self.LaunchConfig = lambda **config: config
-        self.ObjectCode = SimpleNamespace(from_cubin=self._load, from_ptx=self._load_ptx)
+        self.ObjectCode = SimpleNamespace(
+            from_cubin=lambda code: self._load("cubin", code),
+            from_ptx=lambda code: self._load("ptx", code),
+        )
 
-    def _load_ptx(self, code: bytes):
-        assert code == b"// PTX"
-        return self._load(code)
-
-    def _load(self, code: bytes):
+    def _load(self, kind: str, code: bytes):
+        self.given.append((kind, code))
         if code == BAD:
             raise RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
         return SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=entry))
@@ -212,8 +213,11 @@ def test_a_launch_goes_to_the_stream_that_torch_has_then() -> None:
 
 
 def test_what_is_no_cubin_is_given_to_the_driver_as_ptx() -> None:
-    launcher = CudaLauncher(0, lambda: 0, FakeCore(), FakeDriver())
-    launcher.load(Cubin(b"// PTX", Usage()), "entry", threads=32)
+    core = FakeCore()
+    launcher = CudaLauncher(0, lambda: 0, core, FakeDriver())
+    for code in (CODE, b"// PTX"):
+        launcher.load(Cubin(code, Usage()), "entry", threads=32)
+    assert core.given == [("cubin", CODE), ("ptx", b"// PTX")]
 
 
 def test_much_shared_memory_is_asked_for_and_a_refusal_is_named() -> None:
