@@ -80,15 +80,18 @@ def test_the_indexer(assert_looking_is_free, family, counts: list[int], k: int) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("count", [0, 1, 9])
-def test_experts(assert_looking_is_free, family, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 9, 150])
+@pytest.mark.parametrize("chosen", [6, 4], ids=["all", "some"])
+def test_experts(assert_looking_is_free, family, count: int, chosen: int) -> None:
+    """Of 150 rows some 75 choose an expert: three tiles, the last of them part full."""
+
     def stack(outputs: int, inputs: int) -> StackedFp4:
         data = torch.randint(256, (6, outputs, inputs // 2), dtype=torch.uint8)
         scale = torch.randint(120, 130, (6, outputs, inputs // 32), dtype=torch.uint8)
         return StackedFp4(data, scale)
 
     stacks = Experts(stack(128, 128), stack(128, 128), stack(128, 128))
-    ids = torch.rand(count, 6).argsort(dim=1)[:, :3].sort(dim=1).values
+    ids = torch.rand(count, chosen).argsort(dim=1)[:, :3].sort(dim=1).values
     x, weights = torch.randn(count, 128), torch.rand(count, 3)
     assert_looking_is_free(
         lambda: experts(x, ids, weights, stacks, 7.0, family, True, torch.bfloat16)

@@ -1,11 +1,10 @@
-"""The host puts a step on the device without waiting for anything there, but in one known place.
+"""The host puts a step on the device without waiting for anything there.
 
 Shown twice. On torch's meta device tensors have no values, so whatever must be looked at raises. On
 a CUDA device torch raises at each call that waits for it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relight.base.checkpoint import open_model
-from relight.base.errors import Unavailable
 from relight.base.numerics import OFFICIAL_BF16
 from relight.cache.pool import Pool
 from relight.engine.plan import Mask, StepPlan
 from relight.engine.runner import Runner
 from relight.kernels import codec
-from relight.kernels.experts import experts
 from relight.kernels.testing import tells_waits, waits
-from relight.model import moe
 from relight.model.network import load, network
 from tests.engine.real import CONTEXT, VOCAB, RealEngine, words, write_checkpoint
 from tests.model.harness import GOLDEN
@@ -119,28 +115,6 @@ def runner_on(device: torch.device, model_name: str) -> Runner:
     return Runner(net, pool, max_context=CONTEXT)
 
 
-@contextmanager
-def around_known_place(
-    around: Callable[[Callable[[], Tensor], Tensor], Tensor],
-) -> Iterator[list[int]]:
-    """`around` is given what the experts of given rows would do, and x, to do better: only the
-    device knows which experts they chose. Yields how many rows came by."""
-    rows = []
-
-    def known(x: Tensor, *args: Any) -> Tensor:
-        def run() -> Tensor:
-            return experts(x, *args)
-
-        if args[4] == "step":
-            return run()
-        rows.append(len(x))
-        return around(run, x)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moe, "experts", known)
-        yield rows
-
-
 class Uploads(TorchDispatchMode):
     """Copies from the host that it would wait for, by the operation."""
 
@@ -169,18 +143,17 @@ def test_a_step_needs_no_value_from_the_device(
     monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
     for table in (codec.e4m3_decode, codec.e8m0_decode, codec.e2m1_decode):
         table(torch.zeros(1, dtype=torch.uint8, device="meta"))  # made once for a device
-    with around_known_place(lambda run, x: x.float()) as rows, Uploads() as uploads:
+    with Uploads() as uploads:
         for plan in (*different(plans), masked(plans[-1])):
             runner.launch(plan)
     assert uploads.num_uploads > 50
     assert not uploads.waiting
-    assert sum(rows) > 50
 
 
-def test_the_experts_of_given_rows_are_the_one_place_that_looks(plans: list[StepPlan]) -> None:
-    runner = runner_on(torch.device("meta"), "v4")
-    with pytest.raises(Unavailable, match="unique"):
-        runner.launch(plans[0])
+@pytest.mark.parametrize("look", [Tensor.unique, Tensor.nonzero, Tensor.tolist, Tensor.any])
+def test_a_look_at_a_value_is_noticed(look: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)meta"):
+        bool(look(torch.ones(3, device="meta")))
 
 
 def test_a_step_does_not_wait_for_the_device(
@@ -192,12 +165,7 @@ def test_a_step_does_not_wait_for_the_device(
     for plan in plans:  # tables that live on the device are made once, and pinned memory is got
         runner.execute(plan)
 
-    def allowed(run: Callable[[], Tensor], x: Tensor) -> Tensor:
-        with waits(allowed=True):
-            return run()
-
-    with waits(allowed=False), around_known_place(allowed) as rows:
+    with waits(allowed=False):
         launched = [runner.launch(plan) for plan in plans]
         runner.launch(masked(plans[-1]))
-    assert sum(rows) > 50
     assert [len(runner.read(one)) for one in launched] == [len(plan.draws) for plan in plans]
