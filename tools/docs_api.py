@@ -15,10 +15,11 @@ Json = Mapping[str, Any]
 
 INTRODUCTION = """A field **works**, is **refused** with a 400 that names it, or is **ignored**:
 then it changes no answer, is named in the response header `x-relight-ignored` and counted in
-`relight:ignored_fields_total`. A field that no table names is ignored as well; `--strict-fields`
-refuses all that would be ignored. `null` is as if a field were absent. Bodies are JSON in UTF-8 of
-at most `--body-limit` bytes, whatever `content-type` says; packed ones (`content-encoding`) are
-refused. Where a name stands twice in an object, the last one counts.
+`relight:ignored_fields_total`. A field that no table names is ignored as well, and so is a member
+of a message, part, item or tool that is not read, as `messages.content.cache_control`;
+`--strict-fields` refuses all that would be ignored. `null` is as if a field were absent. Bodies are
+JSON in UTF-8 of at most `--body-limit` bytes, whatever `content-type` says; packed ones
+(`content-encoding`) are refused. Where a name stands twice in an object, the last one counts.
 
 With `--api-key` every route needs a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, but
 for {open}. Headers that are read besides: `x-request-id`

@@ -29,6 +29,8 @@ from relight.text.conversation import (
     content_text,
 )
 
+PART = frozenset({"type", "text"})
+"""What is read of a part of a message."""
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 
 
@@ -93,13 +95,12 @@ def _told_format(call: FormFields) -> tuple[ResponseFormat, Any]:
 
 
 def ignored(call: PromptFields | ChatCall) -> Iterator[str]:
-    """Fields of messages that have no place in a prompt."""
+    """Members of parts of messages that have no place in a prompt."""
     messages = getattr(call, "messages", None) or ()
-    if any(message.name is not None for message in messages):
-        yield "messages.name"
-    parts = (m.content for m in messages if isinstance(m.content, list))
-    if any(isinstance(p, dict) and "cache_control" in p for content in parts for p in content):
-        yield "messages.content.cache_control"
+    contents = (m.content for m in messages if isinstance(m.content, list))
+    parts = (part for content in contents for part in content if isinstance(part, dict))
+    names = {name for part in parts for name in part.keys() - PART if part[name] is not None}
+    yield from (f"messages.content.{name}" for name in sorted(names))
 
 
 def _thinking_budget(call: SamplingFields) -> int | None:

@@ -2,7 +2,7 @@
 Knows msgspec's errors, and no route."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, get_args
@@ -17,6 +17,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 # A schema that people write nests some ten deep; text/prompt renders it by recursion.
 MAX_DEPTH = 64
 MAX_SHOWN = 60
+# A result in a block of a message has three; what is deeper is refused by what reads it.
+MAX_STRUCTS = 8
 _WORDS = {
     "str": "string",
     "int": "integer",
@@ -56,7 +58,7 @@ def decode(
             if name in refused:
                 _refuse(name, refused[name], msgspec.json.decode(fields[name]))
         call = _decoder(kind).decode(body)
-        members = _unknown_members(kind, fields)
+        members = dict.fromkeys(_unknown_members(kind, fields))
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply; send a flatter one") from error
     except msgspec.ValidationError as error:
@@ -64,11 +66,17 @@ def decode(
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body must be JSON in UTF-8: {error}; correct the body") from error
     named = (n for n in extra if n not in refused and bytes(fields[n]) != b"null")
-    ignored = (*map(shown_name, (*named, *members)), *idle(call))
-    if strict and ignored:
-        name = ignored[0]
-        raise Unsupported(f"{name} is not a field that this server reads; leave it out", param=name)
+    ignored = tuple(dict.fromkeys(map(shown_name, (*named, *members, *idle(call)))))
+    if strict:
+        refuse_ignored(ignored)
     return Decoded(call, ignored)
+
+
+def refuse_ignored(names: Sequence[str]) -> None:
+    """Raises `Unsupported` if there are any, which names the first."""
+    if names:
+        name = names[0]
+        raise Unsupported(f"{name} is not a field that this server reads; leave it out", param=name)
 
 
 def shown_name(name: str) -> str:
@@ -99,25 +107,48 @@ def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
         depth += 1
 
 
-def _unknown_members(kind: type[msgspec.Struct], fields: dict[str, msgspec.Raw]) -> list[str]:
-    """What the members of `fields` that are structs do not know, as `field.member`."""
-    return [
-        f"{name}.{member}"
-        for name, known in _members(kind).items()
-        if name in fields and bytes(fields[name])[:1] == b"{"
-        for member in sorted(_fields_decoder().decode(fields[name]).keys() - known)
-    ]
+def _unknown_members(
+    kind: type[msgspec.Struct], fields: dict[str, msgspec.Raw], where: str = ""
+) -> Iterator[str]:
+    """What the structs in `fields`, also those of lists, do not know: `field.member`, null apart.
+    Each level reads its bytes again, so there is a bound on levels."""
+    if where.count(".") > MAX_STRUCTS:
+        raise BadRequest(f"{where[:-1]} nests too deeply; send a flatter value")
+    for name, part in _members(kind).items():
+        for members in _objects(fields[name]) if name in fields else ():
+            path = f"{where}{name}."
+            for member in sorted(members.keys() - _known(part)):
+                if bytes(members[member]) != b"null":
+                    yield path + member
+            yield from _unknown_members(part, members, path)
+
+
+def _objects(raw: msgspec.Raw) -> Iterator[dict[str, msgspec.Raw]]:
+    """The value if it is an object, those of its elements that are if it is a list."""
+    start = bytes(memoryview(raw)[:1])
+    if start == b"{":
+        yield _fields_decoder().decode(raw)
+    elif start == b"[":
+        for element in _list_decoder().decode(raw):
+            if bytes(memoryview(element)[:1]) == b"{":
+                yield _fields_decoder().decode(element)
 
 
 @cache
-def _members(kind: type[msgspec.Struct]) -> dict[str, frozenset[str]]:
-    """The fields of a call that are structs, with the names of theirs."""
-    found = {}
-    for field in msgspec.structs.fields(kind):
-        for part in get_args(field.type):
-            if isinstance(part, type) and issubclass(part, msgspec.Struct):
-                found[field.encode_name] = _known(part)
-    return found
+def _members(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The fields of a struct that are structs themselves, or lists of them."""
+    return {
+        field.encode_name: part
+        for field in msgspec.structs.fields(kind)
+        for part in _structs(field.type)
+    }
+
+
+def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for part in get_args(kind):
+        yield from _structs(part)
 
 
 @cache
@@ -128,6 +159,11 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 @cache
 def _fields_decoder() -> "msgspec.json.Decoder[dict[str, msgspec.Raw]]":
     return msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@cache
+def _list_decoder() -> "msgspec.json.Decoder[list[msgspec.Raw]]":
+    return msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @cache

@@ -125,10 +125,7 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """`name` has no place in the prompt: it is ignored and reported."""
-
     role: str
-    name: Any = None
     content: str | list[str | dict[str, Any]] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

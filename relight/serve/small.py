@@ -68,7 +68,7 @@ async def tokenize(server: Server, exchange: Exchange) -> None:
 
 
 def _read_tokenize(body: bytes, strict: bool) -> tuple[Decoded[TokenizeCall], Conversation | None]:
-    decoded = decode(body, TokenizeCall, NOTHING_REFUSED, strict=strict)
+    decoded = decode(body, TokenizeCall, NOTHING_REFUSED, strict=strict, idle=ask.ignored)
     call = decoded.call
     if (call.prompt is None) == (call.messages is None):
         raise BadRequest("send either prompt or messages, and one of them only", param="prompt")

@@ -170,6 +170,10 @@ def test_a_salt_reaches_the_engine() -> None:
             "messages.content.cache_control",
         ),
         (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "a": 1}]}]},
+            "messages.content.a",
+        ),
+        (
             {"user": "u", "priority": 3, "prediction": {"type": "content"}},
             "prediction, priority, user",
         ),

@@ -10,6 +10,7 @@ from relight.serve.fields import (
     NOTHING_REFUSED,
     Refused,
 )
+from relight.serve.messages.schema import MessagesCall
 from relight.serve.schema import ChatCall, CompletionCall, DetokenizeCall
 
 MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}]'
@@ -137,6 +138,48 @@ def test_ignored_fields_are_reported_and_refused_when_strict(name: str) -> None:
     with pytest.raises(Unsupported) as caught:
         read(f', "{name}": "x"', strict=True)
     assert caught.value.param == name
+
+
+PLACES = [
+    ("messages.x", {"role": "user", "content": "Hi", "x": 1}, None),
+    (
+        "messages.tool_calls.x",
+        {"role": "assistant", "tool_calls": [{"x": 1, "id": "a", "function": {"name": "f"}}]},
+        None,
+    ),
+    (
+        "messages.tool_calls.function.x",
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "x": 1}}]},
+        None,
+    ),
+    ("tools.x", None, {"type": "function", "function": {"name": "f"}, "x": [1]}),
+    ("tools.function.x", None, {"type": "function", "function": {"name": "f", "x": {}}}),
+]
+
+
+@pytest.mark.parametrize("space", [b"", b" \n"])
+@pytest.mark.parametrize(("name", "message", "tool"), PLACES)
+def test_what_elements_of_lists_do_not_know_is_ignored_as_fields_are(
+    name: str, message: object, tool: object, space: bytes
+) -> None:
+    fields = {"messages": [message] * 2 if message else [], "tools": [tool] * 2 if tool else []}
+    body = msgspec.json.format(msgspec.json.encode(fields), indent=len(space))
+    assert decode(body, ChatCall, CHAT_REFUSED).ignored == (name,)
+    with pytest.raises(Unsupported) as caught:
+        decode(body, ChatCall, CHAT_REFUSED, strict=True)
+    assert caught.value.param == name
+    nothing = body.replace(b'"x": 1', b'"x": null').replace(b'"x":1', b'"x":null')
+    if nothing != body:
+        assert decode(nothing, ChatCall, CHAT_REFUSED, strict=True).ignored == ()
+
+
+def test_structs_nest_to_a_bound() -> None:
+    body = b'{"messages": [{"role": "user", "content": %s}]}'
+    content = b'"x"'
+    for _ in range(20):
+        content = b'[{"type": "tool_result", "content": %s}]' % content
+    with pytest.raises(BadRequest, match="nests too deeply"):
+        decode(body % content, MessagesCall, NOTHING_REFUSED)
 
 
 def test_a_null_field_is_not_reported() -> None:

@@ -352,3 +352,31 @@ def test_a_count_reads_the_body_of_a_call_and_names_what_it_does_not_know() -> N
     counted = answering("x", strict_fields=True).post(path, body)
     whole = answering("a" + EOS).post("/v1/messages", body | {"stream": False}).json()
     assert counted.json() == {"input_tokens": whole["usage"]["input_tokens"]}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_members_of_blocks_turns_and_tools_that_are_not_read_are_named(path: str) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    body = {
+        "system": [{"type": "text", "text": "Be kind."} | mark],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"} | mark], "a": 1}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}} | mark],
+        "max_tokens": 1,
+    }
+    names = ["messages.a", "messages.content.cache_control"]
+    names += ["system.cache_control", "tools.cache_control"]
+    reply = answering("x" + EOS).post(path, body)
+    assert sorted(reply.headers["x-relight-ignored"].split(", ")) == names
+    refused = answering("x", strict_fields=True).post(path, body)
+    assert (refused.status_code, "messages.a is not a field" in refused.text) == (400, True)
+
+
+def test_an_answer_comes_back_to_a_strict_server_as_it_was() -> None:
+    one = answering(CALLING, strict_fields=True)
+    said = ask(one, tools=[TOOL]).json()
+    result = {"type": "tool_result", "tool_use_id": said["content"][-1]["id"], "content": "sun"}
+    turns = [{"role": said["role"], "content": said["content"]}]
+    turns.append({"role": "user", "content": [result]})
+    reply = ask(one, tools=[TOOL], messages=[*HELLO, *turns])
+    assert reply.status_code == 200, reply.text
+    assert "x-relight-ignored" not in reply.headers

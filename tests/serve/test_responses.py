@@ -367,6 +367,51 @@ def test_fields_without_effect_are_accepted_and_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"input": [USER | {"a": 1}]}, "input.a"),
+        (
+            {"input": [{"role": "user", "content": [USER["content"][0] | {"a": 1}]}]},
+            "input.content.a",
+        ),
+        ({"input": [USER, {"type": "web_search_call", "id": "w"}]}, "input.web_search_call"),
+        ({"tools": [{"type": "function", "name": "f", "a": 1}]}, "tools.a"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "namespace",
+                        "name": "n",
+                        "tools": [{"type": "custom", "name": "f", "a": 1}],
+                    }
+                ]
+            },
+            "tools.tools.a",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools.web_search"),
+        ({"include": ["file_search_call.results"]}, "include.file_search_call.results"),
+    ],
+)
+def test_members_and_kinds_that_are_not_read_are_named_and_refused_when_strict(
+    fields: Any, name: str
+) -> None:
+    assert ask(answering("x" + EOS), **fields).headers["x-relight-ignored"] == name
+    refused = ask(answering("x" + EOS, strict_fields=True), **fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+def test_an_answer_comes_back_to_a_strict_server_as_it_was() -> None:
+    one = answering(CALLING, strict_fields=True)
+    tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+    said = ask(one, tools=[tool]).json()["output"]
+    assert len(said) == 3
+    result = output(said[-1]["call_id"], "sun")
+    reply = ask(one, tools=[tool], input=[USER, *said, result])
+    assert reply.status_code == 200, reply.text
+    assert "x-relight-ignored" not in reply.headers
+
+
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
 
 

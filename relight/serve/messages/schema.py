@@ -18,11 +18,13 @@ from relight.session.request import (
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """One part of a message. `type` says which of the fields count."""
+    """One part of a message. `type` says which of the fields count. `signature` comes with the
+    thinking of an answer, and back: it proves what needs no proof here."""
 
     type: str
     text: str | None = None
     thinking: str | None = None
+    signature: Any = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from relight.base.errors import Unsupported
 from relight.serve.chat_only import chat_only
-from relight.serve.decode import check_depth
+from relight.serve.decode import check_depth, shown_name
 from relight.serve.fields import Refused
 from relight.serve.names import Names
 from relight.serve.responses.items import read_items
@@ -50,9 +50,12 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
+    """`ignored` names kinds of tools, of items and of what to include that are not here."""
+
     call: ChatCall
     names: Names
     tools: Tools
+    ignored: tuple[str, ...]
 
 
 def chat_call(call: ResponsesCall) -> Asked:
@@ -66,14 +69,15 @@ def chat_call(call: ResponsesCall) -> Asked:
     check_depth(call.metadata, "metadata")
     if call.text and call.text.format:
         check_depth(call.text.format.schema, "text.format.schema")
-    placed = []
+    placed, skipped = [], list[str]()
     if call.instructions:
         instructions = ChatMessage(role="system", content=call.instructions)
         placed.append(("instructions", instructions))
     if isinstance(call.input, str):
         placed.append(("input", ChatMessage(role="user", content=call.input)))
     else:
-        placed += read_items(call.input)
+        messages, skipped = read_items(call.input)
+        placed += messages
     tools = read_tools(call.tools or ())
     asked = ChatCall(
         model=call.model,
@@ -90,7 +94,11 @@ def chat_call(call: ResponsesCall) -> Asked:
         seed=call.seed,
         cache_salt=call.cache_salt,
     )
-    return Asked(asked, Names([place for place, _ in placed], tools.places, _WORDS), tools)
+    ignored = [f"tools.{kind}" for kind in tools.dropped]
+    ignored += [f"input.{kind}" for kind in skipped]
+    ignored += [f"include.{name}" for name in call.include or () if name != SEALED]
+    names = Names([place for place, _ in placed], tools.places, _WORDS)
+    return Asked(asked, names, tools, tuple(dict.fromkeys(map(shown_name, ignored))))
 
 
 def _format(text: TextFields | None) -> ResponseFormatBody | None:

@@ -4,7 +4,6 @@ A turn of the model is several items here and one message there. Outputs stand r
 that called, whatever the client put in between: agents insert messages of their own.
 """
 
-import logging
 from collections.abc import Sequence
 
 from relight.base.errors import BadRequest, Unsupported
@@ -14,8 +13,6 @@ from relight.serve.responses.sealed import unseal
 from relight.serve.responses.tools import function_name
 from relight.serve.schema import ChatMessage, FunctionCall, MessageToolCall
 
-log = logging.getLogger(__name__)
-
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -24,13 +21,14 @@ Placed = tuple[str, ChatMessage]
 """A message, and where it stood in the body."""
 
 
-def read_items(items: Sequence[InputItem]) -> list[Placed]:
-    """Raises `BadRequest` and `Unsupported` by the place of the item."""
+def read_items(items: Sequence[InputItem]) -> tuple[list[Placed], list[str]]:
+    """The messages, and the types of the items that were skipped. Raises `BadRequest` and
+    `Unsupported` by the place of the item."""
     reader = _Reader(_outputs(items))
     for i, item in enumerate(items):
         reader.read(item, f"input[{i}]")
     reader.end_turn()
-    return reader.placed
+    return reader.placed, reader.skipped
 
 
 class _Reader:
@@ -38,6 +36,7 @@ class _Reader:
 
     def __init__(self, outputs: dict[str, Placed]) -> None:
         self.placed: list[Placed] = []
+        self.skipped: list[str] = []
         self._outputs = outputs
         self._where = ""
         self._thoughts: list[str] = []
@@ -65,7 +64,8 @@ class _Reader:
         elif kind in _OUTPUTS:
             self.end_turn()
         else:
-            _skip(item, where)
+            _check_skipped(item, where)
+            self.skipped.append(kind)
 
     def end_turn(self) -> None:
         """Its message, then the outputs of its calls."""
@@ -160,7 +160,7 @@ def _part(part: ItemPart, where: str) -> str:
     return part.text
 
 
-def _skip(item: InputItem, where: str) -> None:
+def _check_skipped(item: InputItem, where: str) -> None:
     """Items that tell of tools that ran elsewhere say nothing to the model."""
     texts = (item.content, item.text, item.output, item.input, item.arguments, item.summary)
     if any(texts) or item.encrypted_content:
@@ -175,4 +175,3 @@ def _skip(item: InputItem, where: str) -> None:
             "(store: false makes clients do so)",
             param=where,
         )
-    log.info("%s of type %s is ignored", where, shown(item.type))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from relight.serve import ask
-from relight.serve.decode import Decoded, decode, shown_name
+from relight.serve.decode import Decoded, decode, refuse_ignored
 from relight.serve.exchange import Exchange
 from relight.serve.reading import aside
 from relight.serve.responses.ask import REFUSED, SEALED, Asked, chat_call
@@ -32,9 +32,7 @@ async def responses(server: Server, exchange: Exchange) -> None:
         read = await aside(lambda: _read(body, strict), body)
         call, asked = read.decoded.call, read.asked
         model = server.model_name(call.model)
-    unread = [f"tools.{kind}" for kind in asked.tools.dropped]
-    unread += [shown_name(f"include.{name}") for name in call.include or () if name != SEALED]
-    server.report_ignored(exchange, [*read.decoded.ignored, *unread])
+    server.report_ignored(exchange, [*read.decoded.ignored, *asked.ignored])
     created = int(server.wall_clock())
 
     def teller(job: Job) -> ResponseTeller:
@@ -55,6 +53,8 @@ async def responses(server: Server, exchange: Exchange) -> None:
 def _read(body: bytes, strict: bool) -> Read:
     decoded = decode(body, ResponsesCall, REFUSED, strict=strict)
     asked = chat_call(decoded.call)
+    if strict:
+        refuse_ignored(asked.ignored)
     with asked.names.told():
         conversation = ask.conversation(asked.call.messages, asked.call)
         return Read(decoded, asked, conversation, ask.options(asked.call))

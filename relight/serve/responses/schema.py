@@ -10,16 +10,20 @@ from relight.session.request import CacheSalt, MaxTokens, Seed, Temperature, Top
 
 
 class ItemPart(msgspec.Struct, kw_only=True):
-    """A part of an item's content. `type` says which of the fields count."""
+    """A part of an item's content. `type` says which of the fields count. The last two come with
+    an answer, and back: they tell the model nothing."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):
     """One item of the conversation. `type` says which of the fields count; without one it is a
-    message. `text` stands in parts of messages only, and is read to refuse it here."""
+    message. `text` stands in parts of messages only, and is read to refuse it here. `id` and
+    `status` come with the items of an answer, and back: they tell the model nothing."""
 
     type: str | None = None
     role: str | None = None
@@ -33,6 +37,8 @@ class InputItem(msgspec.Struct, kw_only=True):
     output: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
     encrypted_content: str | None = None
+    id: Any = None
+    status: Any = None
 
 
 class ItemTool(msgspec.Struct, kw_only=True, omit_defaults=True):
