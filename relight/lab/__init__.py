@@ -1,1 +1,1 @@
-"""Looking at machines, checkpoints and promises: doctor, audit, inspect, synth, convert."""
+"""Looking at machines, checkpoints and promises: doctor, audit, eval, inspect, synth, convert."""
