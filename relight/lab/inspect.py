@@ -83,7 +83,7 @@ def _describe(model: OpenModel) -> Inspection:
 
 
 def _skipped(model: OpenModel) -> tuple[PartSize, ...]:
-    """What is not loaded: the draft, and in V4.1 what only images need."""
+    """What the backbone does not read: the draft, and in V4.1 what only images need."""
     parts = {"mtp.*": 0, "vision": 0} if model.config.vision else {"mtp.*": 0}
     sizes: Counter[str] = Counter(parts)
     counts: Counter[str] = Counter(parts)
@@ -129,7 +129,9 @@ def _sizes(inspection: Inspection) -> Table:
     table.add_section()
     table.add_row("loaded", *_size(inspection.num_tensors, inspection.nbytes))
     for part in inspection.skipped:
-        table.add_row(f"skipped ({part.part})", *_size(part.num_tensors, part.nbytes))
+        is_optional = part.part == "mtp.*" and inspection.draft == "dspark"
+        name = "with --spec dspark" if is_optional else "skipped"
+        table.add_row(f"{name} ({part.part})", *_size(part.num_tensors, part.nbytes))
     total = inspection.num_tensors + inspection.skipped_tensors
     table.add_row("in the files", *_size(total, inspection.nbytes + inspection.skipped_bytes))
     return table
@@ -146,4 +148,8 @@ def _counts(counts: dict[str, int]) -> str:
 def _draft(inspection: Inspection) -> str:
     if inspection.draft == "none":
         return "none"
-    return f"{inspection.draft}, {inspection.num_draft_stages} stages, not loaded"
+    use = "loaded with --spec dspark" if inspection.draft == "dspark" else "never loaded"
+    stages = (
+        "1 stage" if inspection.num_draft_stages == 1 else f"{inspection.num_draft_stages} stages"
+    )
+    return f"{inspection.draft}, {stages}, {use}"

@@ -53,6 +53,18 @@ def test_too_little_memory_for_the_full_model_is_found_with_both_figures() -> No
     assert "139.0 GiB of each accelerator" in found
 
 
+def test_kernels_are_offered_only_where_there_are_some() -> None:
+    def remedies(**changes: object) -> str:
+        return "\n".join(f.remedy for f in findings(msgspec.structs.replace(PLAIN, **changes)))
+
+    device = Accelerator("cuda:0", "H200", "9.0", 141 * GIB, 139 * GIB)
+    cuda = remedies(accelerators=(device,), torch_build="CUDA 13.0")
+    assert "--kernels cuda builds them for linear and experts" in cuda
+    other = Accelerator("cuda:0", "MI300X", "9.4", 192 * GIB, 190 * GIB)
+    assert "--kernels" not in remedies(accelerators=(other,), torch_build="ROCm 6.4")
+    assert "no fast kernels for the CPU" in problems()
+
+
 @pytest.mark.slow
 def test_a_small_model_keeps_every_promise_on_this_machine() -> None:
     verdicts = {promise.text: promise.verdict for promise in quick_audit()}

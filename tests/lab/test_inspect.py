@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from relight.base.errors import BadCheckpoint
-from relight.base.official import V4_FLASH_DSPARK, V41_FLASH
+from relight.base.official import V4_FLASH, V4_FLASH_DSPARK, V41_FLASH
 from relight.lab.inspect import Inspection, inspect, show
 from relight.lab.synth import TINY, synth
 
@@ -59,13 +59,21 @@ def test_experts_that_config_does_not_describe_are_told_by_how_they_are_stored(t
     assert found.assumed_fields == ("expert_dtype",)
 
 
-def test_the_table_shows_what_is_skipped_with_bytes(official):
+def test_the_table_shows_what_the_backbone_does_not_read_with_bytes(official):
     text = shown(official)
     assert "V4-Flash with DSpark" in text
-    assert "skipped (mtp.*)" in text
+    assert "dspark, 3 stages, loaded with --spec dspark" in text
+    assert "with --spec dspark (mtp.*)" in text
     assert "10,862,838,300" in text
     assert "166,878,536,440" in text
     assert "43: 2 sliding, 21 csa, 20 hca" in text
+
+
+def test_a_draft_that_nothing_runs_is_said_to_be_never_loaded(tmp_path):
+    synth(V4_FLASH, tmp_path, sparse=True, tokenizer=None)
+    text = shown(inspect(tmp_path))
+    assert "mtp1, 1 stage, never loaded" in text
+    assert "skipped (mtp.*)" in text
 
 
 @pytest.fixture(scope="module")
