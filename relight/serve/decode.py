@@ -11,6 +11,7 @@ import msgspec
 
 from relight.base.errors import BadRequest, Unsupported
 from relight.serve.fields import Refused
+from relight.serve.half_pairs import half_pair
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -64,6 +65,8 @@ def decode(
     except msgspec.ValidationError as error:
         raise _explain(str(error), body) from error
     except msgspec.DecodeError as error:
+        if half := half_pair(body):
+            raise half from error
         raise BadRequest(f"the body must be JSON in UTF-8: {error}; correct the body") from error
     named = (n for n in extra if n not in refused and bytes(fields[n]) != b"null")
     ignored = tuple(dict.fromkeys(map(shown_name, (*named, *members, *idle(call)))))

@@ -88,6 +88,32 @@ def test_a_wrong_value_is_told_by_field_value_and_limit(
     assert message in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "half", [r"\ud83d", r"\ude00", r"\ud83d and", r"\ud83d\u0041", r"\\\uDBFF", r"\ud83d\ud83d"]
+)
+def test_half_of_a_surrogate_pair_is_told_by_field_and_remedy(half: str) -> None:
+    content = r"\\ud83d \ud83d\ude00 " + half
+    body = '{"messages": [{"role": "user", "content": "' + content + '"}, 1]}'
+    with pytest.raises(BadRequest) as caught:
+        decode(body.encode(), ChatCall, CHAT_REFUSED)
+    assert caught.value.param == "messages[0].content"
+    start = "messages[0].content has half of a surrogate pair, "
+    assert caught.value.message.startswith(start + half.lstrip("\\").join(("\\", ""))[:6])
+    assert "send whole characters" in caught.value.message
+
+
+@pytest.mark.parametrize("body", [rb'{"\ud83d": 1}', rb'{"a": "\ud83d'])
+def test_half_of_a_pair_that_has_no_place_is_told_of_the_body(body: bytes) -> None:
+    with pytest.raises(BadRequest, match=r"^the body has half of a surrogate pair"):
+        decode(body, ChatCall, CHAT_REFUSED)
+
+
+@pytest.mark.parametrize("body", [rb'{"a": "\\ud83d', rb'{"a": "\ud83d\ude00'])
+def test_a_body_cut_off_behind_whole_characters_is_told_as_cut_off(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="truncated"):
+        decode(body, ChatCall, CHAT_REFUSED)
+
+
 def test_missing_messages_are_named() -> None:
     with pytest.raises(BadRequest, match="messages is required and missing; add it"):
         decode(b"{}", ChatCall, CHAT_REFUSED)
