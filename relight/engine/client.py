@@ -45,14 +45,10 @@ T = TypeVar("T")
 EngineState = Literal["loading", "idle", "busy", "stuck", "draining", "dead"]
 
 WORKER = (sys.executable, "-m", "relight.engine.worker")
-STUCK_S = 120.0
-"""An engine that says nothing for so long is stuck: it speaks after each step, and when idle."""
 STOP_S = 10.0
 """How long an engine may take to end its step and go, before it is killed."""
 LAST_WORDS_S = 0.2
 """How long messages may still be on their way when the process that sent them has ended."""
-
-
 TMPDIR = "free space there, or set the variable TMPDIR to another folder with a short path"
 
 
