@@ -263,14 +263,18 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         (
             {"messages": [{"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": "t9", "content": "x"}]}]},
-            "messages[0].content[0] is a tool result that answers no call",
+            "messages[0].content[0] is a tool_result that answers no call; tool_result blocks must "
+            "follow the assistant message with the tool_use blocks",
         ),
         (
             {"messages": [*ANSWERED[:2], {"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": "t9", "content": "x"}]}]},
             "messages[2].content[0].tool_use_id is 't9'",
         ),
-        ({"messages": ANSWERED[:2]}, "messages[1].tool_calls has the call 't1' without a result"),
+        (
+            {"messages": ANSWERED[:2]},
+            "messages[1].content has the call 't1' without a result; a tool_result block for each",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),

@@ -55,6 +55,11 @@ _WORDS = (
     (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
     (r"(tools\[\d+\])\.function\.", r"\1."),
     (r"\.tool_call_id", ".tool_use_id"),
+    (r"\.tool_calls\b", ".content"),
+    (r"\btool_calls\b", "tool_use blocks"),
+    (r"\btool messages\b", "tool_result blocks"),
+    (r"\btool message\b", "tool_result block"),
+    (r"\btool result\b", "tool_result"),
     (r"reasoning_effort", "output_config.effort"),
     (r"response_format(\.json_schema)?", "output_config.format"),
 )
