@@ -88,7 +88,7 @@ def run(
     session = secrets.token_hex(8)
     results = []
     with Bench(out, api_key_file) as bench:
-        bench.hosts({"": start}, {"": url}, ready_s=ready, model=model, limits=base.limits).have("")
+        bench.host(url, start, ready_s=ready, model=model, limits=base.limits)
         for number, (name, one) in product(range(repeat), list(zip(cells, made, strict=True))):
             place = Place(session=session, cell=name, repeat=number)
             label = f"{name}: " if name else ""

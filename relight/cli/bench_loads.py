@@ -11,7 +11,20 @@ import typer
 from relight.base.errors import BadSetting
 from relight.cli import show
 from relight.cli.bench_exits import EXITS, UNDECIDED, judged
-from relight.cli.bench_options import CELL, CLIENTS, KEY, MODEL, OUT, READY, RESULTS, START, URL
+from relight.cli.bench_options import (
+    BASE,
+    CELL,
+    CLIENTS,
+    HIGH,
+    KEY,
+    LOW,
+    MODEL,
+    OUT,
+    READY,
+    RESULTS,
+    START,
+    URL,
+)
 
 if TYPE_CHECKING:
     from relight.bench.mixed import Part
@@ -23,8 +36,8 @@ if TYPE_CHECKING:
 @judged
 def ladder(
     url: URL,
-    low: Annotated[str, typer.Option("--from", help="Shortest prompt, in tokens.")] = "1K",
-    high: Annotated[str, typer.Option("--to", help="Longest; between them it doubles.")] = "32K",
+    low: LOW = "1K",
+    high: HIGH = "32K",
     bisect: Annotated[bool, typer.Option(help="Halve the gap at the first failure.")] = True,
     needle: Annotated[bool, typer.Option(help="Ask for a number hidden in the prompt.")] = False,
     repeat: Annotated[int, typer.Option(min=1, help="Requests for each length.")] = 3,
@@ -54,7 +67,7 @@ def ladder(
         return rung_scenario(base, length, repeat, output, "single" if needle else None)
 
     with Bench(out, api_key_file) as bench:
-        bench.hosts({"": start}, {"": url}, ready_s=ready, model=model).have("")
+        bench.host(url, start, ready_s=ready, model=model, limits=base.limits)
 
         def measure(length: int) -> "Result":
             label = f"{length:,} tokens: "
@@ -83,7 +96,7 @@ def mixed(
     limit: Annotated[
         float, typer.Option(min=0, help="Fail above this ratio of the short ones' TTFT; 0: never.")
     ] = 0.0,
-    scenario: Annotated[str, typer.Option(help="File whose body, corpus and limits to take.")] = "",
+    scenario: BASE = "",
     model: MODEL = "",
     start: START = "",
     ready: READY = 600.0,
@@ -98,8 +111,9 @@ def mixed(
     from relight.cli.bench_session import Bench
     from relight.cli.bench_views import print_mixed
 
+    base = _base(scenario, "mixed")
     wanted = loads.scenarios(
-        _base(scenario, "mixed"),
+        base,
         loads.shape(short),
         loads.shape(long),
         loads.probe_rate(probe),
@@ -107,7 +121,7 @@ def mixed(
         after,
     )
     with Bench(out, api_key_file) as bench:
-        bench.hosts({"": start}, {"": url}, ready_s=ready, model=model).have("")
+        bench.host(url, start, ready_s=ready, model=model, limits=base.limits)
 
         def measure(part: "Part", one: "Scenario") -> "tuple[Result, list[Record]]":
             told = bench.rows(url, one, model=model, label=f"{part}: ")
@@ -156,7 +170,7 @@ def soak(
     load = scenarios.changed(scenarios.load(scenario), cell)
     parts = {"window": loads.window_of(load, min(each, total)), "sentinel": sentinel_of(load)}
     with Bench(out, api_key_file) as bench:
-        bench.hosts({"": start}, {"": url}, ready_s=ready, model=model).have("")
+        bench.host(url, start, ready_s=ready, model=model, limits=load.limits)
         begin = time.monotonic()
 
         def measure(part: Literal["sentinel", "window"]) -> "Result":
@@ -180,7 +194,7 @@ def trace(
     url: URL,
     scale: Annotated[float, typer.Option(help="So many times faster than it was recorded.")] = 1.0,
     requests: Annotated[int, typer.Option(min=0, help="Only the first so many; 0: all.")] = 0,
-    scenario: Annotated[str, typer.Option(help="File whose body, corpus and limits to take.")] = "",
+    scenario: BASE = "",
     model: MODEL = "",
     clients: CLIENTS = 1,
     start: START = "",
@@ -243,8 +257,8 @@ def agent(
 @judged
 def needle(
     url: URL,
-    low: Annotated[str, typer.Option("--from", help="Shortest prompt, in tokens.")] = "4K",
-    high: Annotated[str, typer.Option("--to", help="Longest; between them it doubles.")] = "32K",
+    low: LOW = "4K",
+    high: HIGH = "32K",
     kinds: Annotated[
         str, typer.Option(help="Of: single, keys, values, chain, words. Empty: all.")
     ] = "",
@@ -254,7 +268,7 @@ def needle(
     least: Annotated[float, typer.Option(help="Share that must be found; else the code is 2.")] = (
         0.9
     ),
-    scenario: Annotated[str, typer.Option(help="File whose body, corpus and limits to take.")] = "",
+    scenario: BASE = "",
     model: MODEL = "",
     start: START = "",
     ready: READY = 600.0,
@@ -278,7 +292,7 @@ def needle(
         return loads.scenario_of(base, length, chosen, places, repeat, output)
 
     with Bench(out, api_key_file) as bench:
-        bench.hosts({"": start}, {"": url}, ready_s=ready, model=model).have("")
+        bench.host(url, start, ready_s=ready, model=model, limits=base.limits)
 
         def measure(one: "Scenario") -> "Result":
             return bench.measure(url, one, model=model, label=f"{one.classes[0].name}: ")
@@ -323,7 +337,7 @@ def _one(
     from relight.cli.bench_view import print_result
 
     with Bench(out, api_key_file) as bench:
-        bench.hosts({"": start}, {"": url}, ready_s=ready_s, model=model).have("")
+        bench.host(url, start, ready_s=ready_s, model=model, limits=wanted.limits)
         told = bench.measure(url, wanted, model=model, clients=clients)
     print_result(told)
     show.line(f"Written to {out / told.run_id}.json")

@@ -10,6 +10,9 @@ URL = Annotated[str, typer.Option(help="The server, as http://host:port.")]
 CELL = Annotated[
     str, typer.Option(help="Change fields of classes: users=4,long.input_tokens=4096.")
 ]
+LOW = Annotated[str, typer.Option("--from", help="Shortest prompt, in tokens.")]
+HIGH = Annotated[str, typer.Option("--to", help="Longest; between them it doubles.")]
+BASE = Annotated[str, typer.Option(help="File whose body, corpus and limits to take.")]
 MODEL = Annotated[str, typer.Option(help="Needed only when a server has several models.")]
 OUT = Annotated[Path, typer.Option(help="Folder for all result files.")]
 KEY = Annotated[Path | None, typer.Option(help="File with the server's key; never stored.")]

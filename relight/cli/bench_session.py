@@ -67,6 +67,10 @@ class Bench:
         )
         return self._stack.enter_context(made)
 
+    def host(self, url: str, start: str, *, ready_s: float, model: str, limits: Limits) -> None:
+        """The one server of a command: started here if `start` tells how, and ready by `limits`."""
+        self.hosts({"": start}, {"": url}, ready_s=ready_s, model=model, limits=limits).have("")
+
     def measure(
         self,
         url: str,

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from relight.base.errors import Unavailable
+from relight.bench import hosting
 from relight.bench.hosting import Hosted
 from relight.bench.http import target
 from relight.bench.scenario import Limits
@@ -143,6 +145,48 @@ def test_a_soak_has_windows_and_sentinels(tmp_path: Path, url: str) -> None:
     found = summary(tmp_path, "soak")
     assert len(found["windows"]) >= 1  # type: ignore[arg-type]
     assert len(found["sentinels"]) == len(found["windows"]) + 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run {file}",
+        "mixed --scenario {file}",
+        "soak --scenario {file}",
+        "trace {rows} --scenario {file}",
+        "agent --scenario {file}",
+        "needle --scenario {file}",
+    ],
+)
+def test_a_server_that_is_started_is_ready_by_the_limits_of_the_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    found: list[Limits] = []
+
+    class Never:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def wait(self, model: str, ready_s: float, limits: Limits) -> None:
+            found.append(limits)
+            raise Unavailable("it does not answer")
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(hosting, "Hosted", Never)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"timestamp": 0, "input_length": 150, "output_length": 5}\n')
+    talks = ONE[:-1] + ", sessions: {turns: 2, shared_tokens: 300, turn_tokens: 60}}"
+    file = scenario(tmp_path, talks, "cache: shared\n")
+    file.write_text(file.read_text().replace("limits: {", "limits: {done: false, "))
+    told = bench_command(
+        *words.format(file=file, rows=rows).split(),
+        *("--url", "http://127.0.0.1:9", "--start", "any", "--out", tmp_path / "out"),
+    )
+    assert told.exit_code == 4, told.output
+    (limits,) = found
+    assert not limits.done
 
 
 @pytest.mark.parametrize(
