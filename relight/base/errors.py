@@ -95,6 +95,14 @@ class TooLarge(RelightError):
     kind = "invalid_request_error"
 
 
+class WrongMediaType(RelightError):
+    """A body that is not said to be JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+    kind = "invalid_request_error"
+
+
 class Overloaded(RelightError):
     """The queue is full; the same request may succeed `retry_after_s` later."""
 

@@ -26,6 +26,7 @@ from relight.base.errors import (
     Unauthorized,
     Unavailable,
     Unsupported,
+    WrongMediaType,
 )
 from relight.serve import sse
 from relight.serve.connection import abort, is_closed
@@ -91,8 +92,10 @@ class Exchange:
         return str(host)
 
     async def body(self, limit: int) -> bytes:
-        """Raises `TooLarge` as soon as more than `limit` bytes are announced or have come, and
-        `Unsupported` for a body that is packed: it would unpack to any size."""
+        """Raises `TooLarge` as soon as more than `limit` bytes are announced or have come,
+        `WrongMediaType` for what is not called JSON, and `Unsupported` for a body that is packed:
+        it would unpack to any size."""
+        self._check_media_type()
         packed = self.header(b"content-encoding") or b"identity"
         if packed.strip().lower() not in (b"identity", b""):
             raise Unsupported(
@@ -124,6 +127,22 @@ class Exchange:
                 if self._answered is not None:
                     self._sent = parts
                 return b"".join(parts)
+
+    def _check_media_type(self) -> None:
+        """Any page that a browser shows may send text, forms, or bodies of no type to any server,
+        also to one that listens to this machine only, and none may send JSON without leave. Clients
+        that are no browsers, and so name no origin, may leave the type out."""
+        found = self.header(b"content-type") or b""
+        kind = found.partition(b";")[0].strip().lower()
+        is_json = kind == b"application/json" or (
+            kind.startswith(b"application/") and kind.endswith(b"+json")
+        )
+        if not is_json and (kind or self.header(b"origin") is not None):
+            raise WrongMediaType(
+                f"header content-type is {found.decode('latin-1')[:64]!r}; bodies are JSON here: "
+                "send content-type: application/json",
+                param="content-type",
+            )
 
     async def while_connected(self, work: Coroutine[Any, Any, T], stopping: asyncio.Event) -> T:
         """Runs `work` until it ends, the client goes, or the server stops, and then cancels it.

@@ -105,6 +105,42 @@ def test_a_packed_body_is_refused_by_its_header(path: str, encoding: str) -> Non
     assert "content-encoding" in told(response, 400)["error"]["message"]
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain;charset=UTF-8"},
+        {"content-type": "text/plain; x=application/json"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data; boundary=x"},
+        {"content-type": "application/jsonp"},
+        {"content-type": "text/x+json"},
+        {"origin": "https://a.page"},
+        {"origin": "null", "content-type": ""},
+    ],
+)
+def test_a_body_that_a_page_may_send_unasked_is_a_415(path: str, headers: dict[str, str]) -> None:
+    rig_ = answering("x" + EOS)
+    body = json.dumps({PATHS[path]: "x"})
+    reply = rig_.post(path, body, headers=headers)
+    assert "send content-type: application/json" in told(reply, 415)["error"]["message"]
+    assert rig_.client.requests == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "Application/JSON ; charset=utf-8"},
+        {"content-type": "application/vnd.api+json"},
+        {"content-type": "application/json", "origin": "https://a.page"},
+    ],
+)
+def test_a_body_that_is_called_json_or_not_called_is_read(headers: dict[str, str]) -> None:
+    reply = answering("x" + EOS).post(CHAT, {"messages": HELLO}, headers=headers)
+    assert reply.status_code == 200
+
+
 @pytest.mark.parametrize("depth", [65, 400, 2000, DEEP])
 def test_what_nests_deep_anywhere_is_a_400(depth: int) -> None:
     value = nested(depth, '{"a":', "}").replace(":}", ":1}")
