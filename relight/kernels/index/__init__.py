@@ -9,6 +9,7 @@ from relight.base.numerics import Family
 from relight.kernels.check import F32, I64, expect, expect_family
 from relight.kernels.index import candidates as two_level
 from relight.kernels.index import reference
+from relight.kernels.index.reference import Asked
 from relight.kernels.rows import Rows
 
 
@@ -31,8 +32,8 @@ def select(
     anything, and is in `keys`. Bits do not depend on how many
     entries places [s, E] lists.
     """
-    _check(q, weights, keys, places, counts, visible, family)
-    return reference.select(q, weights, keys, places, counts, visible, k, family)
+    asked = _asked(q, weights, keys, places, counts, visible, family)
+    return reference.select(asked, k)
 
 
 def scores(
@@ -45,8 +46,7 @@ def scores(
     family: Family,
 ) -> Tensor:
     """The scores that `select` ranks -> [n, E] float32, -inf where an entry is not visible."""
-    _check(q, weights, keys, places, counts, visible, family)
-    return reference.scores(q, weights, keys, places, counts, visible, family)
+    return reference.scores(_asked(q, weights, keys, places, counts, visible, family))
 
 
 def select_and_publish(
@@ -67,10 +67,8 @@ def select_and_publish(
     A block is worth its best visible entry; the block of a row's newest entry is always among
     them. Ties go to the lowest block. A row that sees at most `blocks` blocks gets all of them.
     """
-    _check(q, weights, keys, places, counts, visible, family)
-    return two_level.select_and_publish(
-        q, weights, keys, places, counts, visible, k, size, blocks, family
-    )
+    asked = _asked(q, weights, keys, places, counts, visible, family)
+    return two_level.select_and_publish(asked, k, size, blocks)
 
 
 def select_within(
@@ -88,14 +86,12 @@ def select_within(
     """The k best entries of each row that lie in its `candidates` [n, blocks] int64, which are
     blocks of `size` entries (-1: none) -> [n, k] as of `select`. A row that sees at most k gets all
     of them."""
-    _check(q, weights, keys, places, counts, visible, family)
+    asked = _asked(q, weights, keys, places, counts, visible, family)
     expect(candidates, "candidates", (q.shape[0], None), I64)
-    return two_level.select_within(
-        q, weights, keys, places, counts, visible, candidates, k, size, family
-    )
+    return two_level.select_within(asked, candidates, k, size)
 
 
-def _check(
+def _asked(
     q: Tensor,
     weights: Tensor,
     keys: Rows,
@@ -103,7 +99,8 @@ def _check(
     counts: Sequence[int],
     visible: Tensor,
     family: Family,
-) -> None:
+) -> Asked:
+    """Checks them."""
     n, heads, _ = q.shape
     expect(q, "q", (None, None, keys.format.dim), F32)
     expect(weights, "weights", (n, heads), F32)
@@ -111,3 +108,4 @@ def _check(
     assert sum(counts) == n, f"counts sum to {sum(counts)}; wanted {n} rows"
     expect(visible, "visible", (n,), I64)
     expect_family(family)
+    return Asked(q, weights, keys, places, counts, visible, family)

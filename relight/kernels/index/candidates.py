@@ -4,125 +4,56 @@ and selection inside them by later layers.
 Scratch is that of `reference`, and a mask of the entries of a block of rows.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relight.base.numerics import Family
-from relight.kernels.index.reference import HIDDEN, ROWS, _best, _key_blocks, _score
-from relight.kernels.invariant import family_rows, in_blocks
+from relight.kernels.index.reference import HIDDEN, Asked, best, first, scored
 from relight.kernels.peek import most
-from relight.kernels.rows import Rows
 
 
-def select_and_publish(
-    q: Tensor,
-    weights: Tensor,
-    keys: Rows,
-    places: Tensor,
-    counts: Sequence[int],
-    visible: Tensor,
-    k: int,
-    size: int,
-    blocks: int,
-    family: Family,
-) -> tuple[Tensor, Tensor]:
+def select_and_publish(asked: Asked, k: int, size: int, blocks: int) -> tuple[Tensor, Tensor]:
     def reduce(scores: Tensor, seen: Tensor) -> Tensor:
-        return torch.cat([_best(k, scores), _best(blocks, _worth(scores, seen, size))], dim=1)
+        return torch.cat([best(k, scores), best(blocks, _worth(scores, seen, size))], dim=1)
 
+    visible = asked.visible
     every = -(-visible // size)  # blocks that a row sees
-    simple = torch.cat([_first(k, visible), _first(blocks, every)], dim=1)
+    simple = torch.cat([first(k, visible), first(blocks, every)], dim=1)
     needed = (visible > k) | (every > blocks)
-    out = _by_sequence(q, weights, keys, places, counts, visible, simple, needed, family, reduce)
+    out = _where_needed(asked, simple, needed, reduce)
     # What is simple is so for either list alone.
     entries = torch.where((visible > k).unsqueeze(1), out[:, :k], simple[:, :k])
     listed = torch.where((every > blocks).unsqueeze(1), out[:, k:], simple[:, k:])
     return entries, listed
 
 
-def select_within(
-    q: Tensor,
-    weights: Tensor,
-    keys: Rows,
-    places: Tensor,
-    counts: Sequence[int],
-    visible: Tensor,
-    candidates: Tensor,
-    k: int,
-    size: int,
-    family: Family,
-) -> Tensor:
+def select_within(asked: Asked, candidates: Tensor, k: int, size: int) -> Tensor:
     def reduce(scores: Tensor, _seen: Tensor, listed: Tensor) -> Tensor:
         count = -(-scores.shape[1] // size)
         inside = torch.zeros(
             (listed.shape[0], count + 1), dtype=torch.bool, device=scores.device
         ).scatter_(1, torch.where(listed < 0, count, listed.clamp(max=count)), True)
         allowed = inside[:, :count].repeat_interleave(size, 1)[:, : scores.shape[1]]
-        return _best(k, scores.masked_fill(~allowed, HIDDEN))
+        return best(k, scores.masked_fill(~allowed, HIDDEN))
 
-    return _by_sequence(
-        q,
-        weights,
-        keys,
-        places,
-        counts,
-        visible,
-        _first(k, visible),
-        visible > k,
-        family,
-        reduce,
-        candidates,
-    )
+    visible = asked.visible
+    return _where_needed(asked, first(k, visible), visible > k, reduce, candidates)
 
 
-def _by_sequence(
-    q: Tensor,
-    weights: Tensor,
-    keys: Rows,
-    places: Tensor,
-    counts: Sequence[int],
-    visible: Tensor,
-    simple: Tensor,
-    needed: Tensor,
-    family: Family,
-    reduce: Callable[..., Tensor],
-    *others: Tensor,
+def _where_needed(
+    asked: Asked, simple: Tensor, needed: Tensor, reduce: Callable[..., Tensor], *others: Tensor
 ) -> Tensor:
-    """`reduce(scores, visible, *others)` for blocks of rows of each sequence where it is needed,
-    else what is simple. A sequence without a row that needs it is not scored."""
-    tensors = (q, weights, visible, simple, needed, *others)
+    """`reduce(scores, visible, *others)` of the rows that need it, else what is simple. A sequence
+    without a row that needs it is not scored."""
     parts = []
-    for own, row in zip(
-        places, zip(*(t.split(list(counts)) for t in tensors), strict=True), strict=True
-    ):
-        q, weights, seen, first, wanted, *rest = row
+    for own, (listed, wanted, *rest) in asked.by_sequence(simple, needed, *others):
         if most(wanted.int(), 1):
-            blocks = _key_blocks(keys, own[: most(seen, own.shape[0])])
-            block = partial(_reduced, reduce, blocks)
-            found = in_blocks(block, q, weights, seen, *rest, rows=family_rows(family, ROWS))
-            first = torch.where(wanted.unsqueeze(1), found, first)
-        parts.append(first)
+            found = scored(own, reduce, *rest)
+            listed = torch.where(wanted.unsqueeze(1), found, listed)
+        parts.append(listed)
     return torch.cat(parts) if parts else simple
-
-
-def _reduced(
-    reduce: Callable[..., Tensor],
-    blocks: Sequence[Tensor],
-    q: Tensor,
-    weights: Tensor,
-    seen: Tensor,
-    *others: Tensor,
-) -> Tensor:
-    return reduce(_score(q, weights, seen, blocks), seen, *others)
-
-
-def _first(count: int, seen: Tensor) -> Tensor:
-    """0 … seen - 1 for each row [n, count], -1 behind."""
-    listed = torch.arange(count, device=seen.device)
-    return torch.where(listed < seen.unsqueeze(1), listed, -1)
 
 
 def _worth(scores: Tensor, seen: Tensor, size: int) -> Tensor:

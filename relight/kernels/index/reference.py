@@ -5,8 +5,8 @@ Scratch is ROWS * heads * KEYS floats (16 * 64 * 512 * 4 B = 2 MB) and one block
 (ROWS * E * 4 B), beside the decoded keys of one sequence (E * d * 4 B).
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -27,65 +27,67 @@ HIDDEN = float("-inf")
 """Score of an entry that a row does not see."""
 
 
-def select(
-    q: Tensor,
-    weights: Tensor,
-    keys: Rows,
-    places: Tensor,
-    counts: Sequence[int],
-    visible: Tensor,
-    k: int,
-    family: Family,
-) -> Tensor:
-    listed = torch.arange(k, device=q.device)
-    out = torch.where(listed < visible.unsqueeze(1), listed, -1)  # right where visible <= k
-    best = partial(_best, k)
-    rows = zip(*(x.split(list(counts)) for x in (q, weights, visible, out)), strict=True)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of the keys: the arguments that all functions of `index` share."""
+
+    q: Tensor  # [n, h, d] float32
+    weights: Tensor  # [n, h] float32
+    keys: Rows
+    places: Tensor  # [S, E] int64
+    counts: Sequence[int]  # [S], n in all
+    visible: Tensor  # [n] int64
+    family: Family
+
+    def by_sequence(self, *others: Tensor) -> Iterator[tuple["Asked", tuple[Tensor, ...]]]:
+        """What each sequence asks, and its rows of the others [n, ..]."""
+        tensors = (self.q, self.weights, self.visible, *others)
+        rows = zip(*(x.split(list(self.counts)) for x in tensors), strict=True)
+        for number, (q, weights, seen, *rest) in enumerate(rows):
+            places = self.places[number : number + 1]
+            counts = self.counts[number : number + 1]
+            own = Asked(q, weights, self.keys, places, counts, seen, self.family)
+            yield own, tuple(rest)
+
+
+def select(asked: Asked, k: int) -> Tensor:
+    out = first(k, asked.visible)  # right where visible <= k
     parts = []
-    for (q, weights, seen, first), own in zip(rows, places, strict=True):
-        if most(seen, own.shape[0]) > k:
-            found = _scored(q, weights, keys, own, seen, family, best)
-            first = torch.where((seen > k).unsqueeze(1), found, first)
-        parts.append(first)
+    for own, (listed,) in asked.by_sequence(out):
+        if most(own.visible, own.places.shape[1]) > k:
+            found = scored(own, lambda scores, _seen: best(k, scores))
+            listed = torch.where((own.visible > k).unsqueeze(1), found, listed)
+        parts.append(listed)
     return torch.cat(parts) if parts else out
 
 
-def scores(
-    q: Tensor,
-    weights: Tensor,
-    keys: Rows,
-    places: Tensor,
-    counts: Sequence[int],
-    visible: Tensor,
-    family: Family,
-) -> Tensor:
-    width = places.shape[1]
-    rows = zip(*(x.split(list(counts)) for x in (q, weights, visible)), strict=True)
+def scores(asked: Asked) -> Tensor:
+    width = asked.places.shape[1]
     parts = [
-        _scored(q, weights, keys, own, seen, family, lambda found: _widen(width, found)[:, :width])
-        for (q, weights, seen), own in zip(rows, places, strict=True)
+        scored(own, lambda scores, _seen: _widen(width, scores)[:, :width])
+        for own, _ in asked.by_sequence()
     ]
-    return torch.cat(parts) if parts else q.new_full((0, width), HIDDEN)
+    return torch.cat(parts) if parts else asked.q.new_full((0, width), HIDDEN)
 
 
-def _scored(
-    q: Tensor,
-    weights: Tensor,
-    keys: Rows,
-    places: Tensor,
-    visible: Tensor,
-    family: Family,
-    reduce: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """`reduce(scores [rows, entries])` of the rows of one sequence with entries at `places` [E]."""
-    blocks = _key_blocks(keys, places[: most(visible, places.shape[0])])
+def scored(asked: Asked, reduce: Callable[..., Tensor], *others: Tensor) -> Tensor:
+    """`reduce(scores [rows, entries], visible, *others)` for blocks of rows of one sequence."""
+    (places,) = asked.places
+    blocks = _key_blocks(asked.keys, places[: most(asked.visible, places.shape[0])])
     return in_blocks(
-        lambda q, weights, seen: reduce(_score(q, weights, seen, blocks)),
-        q,
-        weights,
-        visible,
-        rows=family_rows(family, ROWS),
+        lambda q, weights, seen, *rest: reduce(_score(q, weights, seen, blocks), seen, *rest),
+        asked.q,
+        asked.weights,
+        asked.visible,
+        *others,
+        rows=family_rows(asked.family, ROWS),
     )
+
+
+def first(count: int, seen: Tensor) -> Tensor:
+    """0 … seen - 1 for each row [n, count], -1 behind."""
+    listed = torch.arange(count, device=seen.device)
+    return torch.where(listed < seen.unsqueeze(1), listed, -1)
 
 
 def _key_blocks(keys: Rows, places: Tensor) -> Sequence[Tensor]:
@@ -112,7 +114,7 @@ def _score(q: Tensor, weights: Tensor, seen: Tensor, blocks: Sequence[Tensor]) -
     return scores.masked_fill_(entries >= seen.unsqueeze(1), HIDDEN)
 
 
-def _best(k: int, scores: Tensor) -> Tensor:
+def best(k: int, scores: Tensor) -> Tensor:
     """The k best entries of rows [r, k], ascending; of rows that see k at most it means nothing."""
     scores = _widen(k, scores)
     least = scores.topk(k, dim=1).values[:, -1]
