@@ -139,7 +139,11 @@ class _CloseTool:
             some = [f"{name} {rest}"] if required else [f"{name} {rest}", *some]
             rest = self._rule(f"rest_{self._number}_{i}", f"{name}{'' if required else '?'} {rest}")
         may_be_none = not any(required for _, required in parameters)
-        return f"({any_of([*some, literal(blank)])})" if blank and may_be_none else rest
+        if not (blank and may_be_none):
+            return rest
+        # What is certain is masked to the longest token, where a model writes `">\n` and `\n`: so
+        # the blank that is all there can be may be missing, and is never certain.
+        return f"({any_of([*some, literal(blank)])})" if some else f"{literal(blank)}?"
 
     def _parameter(self, rule: str, parameter: Parameter) -> str:
         types = self._types.allowed(parameter.name)

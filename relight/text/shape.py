@@ -54,8 +54,8 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 def shape_of(root: Any) -> Shape | None:
-    """An object that lists its parameters and says nothing of other names has no others, unless it
-    lists none at all."""
+    """An object that lists its parameters and says nothing of other names has no others, also if
+    its list is empty: so tools without parameters are described. Without a list it is free."""
     schema = _follow(root, root)
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         return None
@@ -63,7 +63,7 @@ def shape_of(root: Any) -> Shape | None:
     if not told <= {"type", "properties", "required", "additionalProperties"}:
         return None
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    extra = schema.get("additionalProperties", {} if not properties else None)
+    extra = schema.get("additionalProperties", None if "properties" in schema else {})
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
     if not all(isinstance(name, str) and name in properties for name in required):

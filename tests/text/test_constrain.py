@@ -214,6 +214,25 @@ def test_an_answer_is_of_its_form_or_a_call_if_both_may_be(
         assert seen["text"], (format, seen)
 
 
+@pytest.mark.parametrize("dialect", TAGS)
+def test_a_forced_call_of_a_tool_that_lists_no_parameters_has_none(
+    tiny: Tokenizer, words: Vocabulary, dialect: str
+) -> None:
+    rng = random.Random(f"none {dialect}")
+    markup = Markup(TAGS[dialect], tiny.special.dsml)
+    made: dict[str, set[str]] = {"listed": set(), "unsaid": set()}
+    for name, schema in (("listed", {"type": "object", "properties": {}}), ("unsaid", None)):
+        tools = (Tool(name, None, schema),)
+        wanted = Wanted(start="content", tools=tools, forced=True, parallel=False)
+        close = constraints(wanted, markup, tiny.special)[0]  # the one that is tried first
+        for _ in range(20):
+            tokens, ended = babble(tiny, words, close, rng)
+            calls, _ = read(tiny, "content", tools, tokens, rng)
+            made[name] |= {arguments for _, arguments, _ in calls if ended}
+    assert made["listed"] == {"{}"}
+    assert made["unsaid"] > {"{}"}  # what has no list may have any parameters
+
+
 def test_what_is_forced_in_both_dialects_is_what_the_model_writes_itself(
     public: Tokenizer, public_words: Vocabulary
 ) -> None:
