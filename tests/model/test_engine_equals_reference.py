@@ -4,7 +4,6 @@ What is compared: logits of every row, and the lists of selected entries where t
 margin says that there was a choice to get right.
 """
 
-import random
 from pathlib import Path
 
 import pytest
@@ -12,69 +11,23 @@ import torch
 from torch import Tensor
 
 from relight.base.checkpoint import open_model
-from relight.base.config import ModelConfig
 from relight.base.numerics import REFERENCE
 from relight.kernels import index
 from relight.lab.synth import synth
-from relight.model.reference import ReferenceModel, Trace
-from relight.model.weights import ModelWeights, load_weights
+from relight.model.reference import ReferenceModel
+from relight.model.weights import load_weights
 from tests.model.harness import GOLDEN, Driver
 from tests.model.official import dequantised
 from tests.model.oracle import tiny_config
+from tests.model.pair import Pair
 
-TOLERANCE = 1e-4  # on logits of scale 7
 MARGIN = 1e-4  # of index scores: below it either choice is right
-NOISE = 5e-6  # of margins in float32: below it the two may choose apart
 
 CONFIGS = {
     "golden": None,
     "short HCA groups, clamped experts": tiny_config(hca_ratio=16, window=128, swiglu_limit=0.5),
     "window of 16, top 3": tiny_config(hca_ratio=32, window=16, index_topk=3),
 }
-
-
-class Pair:
-    """The same weights as a cached model and as a reference."""
-
-    def __init__(self, config: ModelConfig, weights: ModelWeights, tensors: dict, device: str):
-        self.config = config
-        self.driver = Driver(config, weights, REFERENCE, num_slots=6, context=768, device=device)
-        self.reference = ReferenceModel(config, tensors)
-        self.total = self.skipped = 0
-        self._known: dict[tuple[int, ...], tuple[Tensor, Trace]] = {}
-
-    def expected(self, tokens: tuple[int, ...]) -> tuple[Tensor, Trace]:
-        """Logits and trace of a whole sequence."""
-        if tokens not in self._known:
-            trace = Trace()
-            with torch.inference_mode():
-                logits = self.reference.forward(torch.tensor(tokens), trace)
-            self._known[tokens] = logits, trace
-        return self._known[tokens]
-
-    def check(self, got: Tensor, tokens: tuple[int, ...], start: int = 0) -> None:
-        """Logits of rows `start` on. The first row that differs must be one whose choice of entries
-        or experts hangs on the last digits; the rest of its sequence follows from it."""
-        want, trace = self.expected(tokens)
-        want = want[start : start + got.shape[0]]
-        scale = max(1.0, float(want.abs().max()) / 7)
-        difference = (got.cpu() - want).abs().amax(1)
-        self.total += got.shape[0]
-        wrong = (difference > TOLERANCE * scale).nonzero().flatten().tolist()
-        if not wrong:
-            return
-        margins = [layer.routing.margin[0] for layer in trace.layers]
-        margins += [layer.selection.margin[0] for layer in trace.layers if layer.selection]
-        margin = torch.stack(margins).amin(0)
-        row = start + wrong[0]
-        flipped = margin[: row + 1].min()
-        assert flipped < NOISE, f"row {row} differs by {difference[wrong[0]]:.1e} at {flipped:.1e}"
-        self.skipped += got.shape[0] - wrong[0]
-        assert self.skipped < 0.15 * self.total, f"{self.skipped} rows hang on the last digits"
-
-    def tokens(self, seed: int, count: int) -> tuple[int, ...]:
-        draw = random.Random(seed)
-        return tuple(draw.randrange(self.config.vocab_size) for _ in range(count))
 
 
 @pytest.fixture(scope="module", params=CONFIGS.values(), ids=CONFIGS)
@@ -87,7 +40,8 @@ def pair(
         synth(request.param, folder, seed=5, tokenizer=None)
     model = open_model(folder)
     weights = load_weights(model, torch.device(device))
-    return Pair(model.config, weights, dequantised(folder), device)
+    driver = Driver(model.config, weights, REFERENCE, num_slots=6, context=768, device=device)
+    return Pair(model.config, driver, ReferenceModel(model.config, dequantised(folder)))
 
 
 def test_every_length_mod_128_gives_the_reference_logits(pair: Pair) -> None:

@@ -2,14 +2,11 @@
 numerics: logits of every row, from any cut of a sequence into given and made rows."""
 
 import json
-import random
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from relight.base.checkpoint import open_model
 from relight.base.config import ModelConfig, read_config
@@ -19,13 +16,10 @@ from relight.base.schedule import csa2_schedule
 from relight.base.specs import CandidateSpec, DraftSpec
 from relight.lab.synth import synth
 from relight.model.network import load
-from relight.model.reference_parts import Trace
 from relight.model.reference_v41 import ReferenceV41
 from tests.model.harness import GOLDEN, Driver
 from tests.model.official import dequantised
-
-TOLERANCE = 1e-4  # on logits of scale 7
-NOISE = 5e-6  # of margins in float32: below it the two may choose apart
+from tests.model.pair import Pair
 
 CHECKPOINT = GOLDEN / "v41" / "checkpoint"
 
@@ -53,63 +47,21 @@ def other_config() -> ModelConfig:
     )
 
 
-class Pair:
-    """The same weights as a cached model and as a reference."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        model = open_model(folder)
-        self.config = model.config
-        weights = load(model, torch.device(device))
-        self.driver = Driver(
-            self.config, weights, REFERENCE, num_slots=6, context=768, device=device
-        )
-        classes = json.loads((GOLDEN / "v41" / "engram.json").read_text())["token_map"]
-        tensors = dequantised(folder, 32)
-        self.reference = ReferenceV41(self.config, tensors, torch.tensor(classes))
-        self.total = self.skipped = 0
-
-    def expected(self, tokens: tuple[int, ...]) -> tuple[Tensor, Trace]:
-        trace = Trace()
-        with torch.inference_mode():
-            return self.reference.forward(torch.tensor(tokens), trace), trace
-
-    def check(self, got: Tensor, tokens: tuple[int, ...], start: int = 0) -> None:
-        """Logits of rows `start` on. The first row that differs must be one whose choice of entries
-        or experts hangs on the last digits; the rest of its sequence follows from it."""
-        want, trace = self.expected(tokens)
-        want = want[start : start + got.shape[0]]
-        scale = max(1.0, float(want.abs().max()) / 7)
-        difference = (got.cpu() - want).abs().amax(1)
-        self.total += got.shape[0]
-        wrong = (difference > TOLERANCE * scale).nonzero().flatten().tolist()
-        if not wrong:
-            return
-        margins = [layer.routing.margin[0] for layer in trace.layers]
-        for selection in (layer.selection for layer in trace.layers if layer.selection):
-            margins.append(selection.margin[0])
-            if selection.candidate_margin is not None:
-                margins.append(selection.candidate_margin[0])
-        row = start + wrong[0]
-        flipped = torch.stack(margins).amin(0)[: row + 1].min()
-        assert flipped < NOISE, f"row {row} differs by {difference[wrong[0]]:.1e} at {flipped:.1e}"
-        self.skipped += got.shape[0] - wrong[0]
-        assert self.skipped < 0.15 * self.total, f"{self.skipped} rows hang on the last digits"
-
-    def tokens(self, seed: int, count: int) -> tuple[int, ...]:
-        draw = random.Random(seed)
-        return tuple(draw.randrange(self.config.vocab_size) for _ in range(count))
-
-
 @pytest.fixture(scope="module", params=["golden", "short window and few candidates"])
 def pair(
     request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
-    if request.param == "golden":
-        return Pair(CHECKPOINT, device)
-    folder = tmp_path_factory.mktemp("v41")
-    synth(other_config(), folder, seed=5, tokenizer=None)
-    shutil.copy(CHECKPOINT / "tokenizer.json", folder)
-    return Pair(folder, device)
+    folder = CHECKPOINT
+    if request.param != "golden":
+        folder = tmp_path_factory.mktemp("v41")
+        synth(other_config(), folder, seed=5, tokenizer=None)
+        shutil.copy(CHECKPOINT / "tokenizer.json", folder)
+    model = open_model(folder)
+    weights = load(model, torch.device(device))
+    driver = Driver(model.config, weights, REFERENCE, num_slots=6, context=768, device=device)
+    classes = json.loads((GOLDEN / "v41" / "engram.json").read_text())["token_map"]
+    reference = ReferenceV41(model.config, dequantised(folder, 32), torch.tensor(classes))
+    return Pair(model.config, driver, reference)
 
 
 def test_every_length_gives_the_reference_logits(pair: Pair) -> None:

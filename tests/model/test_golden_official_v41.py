@@ -28,7 +28,7 @@ from relight.model.csa2 import Shared
 from relight.model.network import AnyWeights, load
 from relight.model.transformer_v41 import TransformerV41
 from tests.model.harness import GOLDEN, Driver
-from tests.model.test_golden_official import Listed, check_codes, check_streams, step_of
+from tests.model.roundings import Listed, check_codes, check_streams, step_of
 
 V41 = GOLDEN / "v41"
 LAYERS = range(7)

@@ -17,9 +17,9 @@ from relight.model.reference_draft import Draft, ReferenceDraft
 from relight.model.reference_parts import Trace
 from relight.model.reference_v41 import ReferenceV41
 from tests.model.official import dequantised
+from tests.model.traces import CLEAR
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-CLEAR = 1e-4  # a choice with a smaller margin may fall either way
 POSITIONS = (3, 4, 5, 6, 126, 127, 128, 129, 298, 299)
 
 

@@ -1,6 +1,5 @@
 """Compares the float32 network with what the official code computes in float32 (tests/golden)."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,20 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from relight.base.config import read_config
-from relight.model.reference import LayerTrace, ReferenceModel, Selection, Trace
+from relight.model.reference import LayerTrace, ReferenceModel, Trace
 from tests.model.official import dequantised, fp4, fp8
+from tests.model.traces import (
+    CLEAR,
+    check_entries,
+    check_logits,
+    check_routing,
+    prompts_of,
+    with_prefix,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDER = GOLDEN / "v4"
-PROMPTS = {
-    name: torch.tensor(ids)
-    for name, ids in json.loads((FOLDER / "prompts.json").read_text()).items()
-}
-CLEAR = 1e-4  # a choice with a smaller margin may fall either way
+PROMPTS = prompts_of(FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +36,15 @@ def run(model: ReferenceModel, ids: Tensor) -> tuple[Tensor, list[LayerTrace]]:
     return model.forward(ids, trace), trace.layers
 
 
-def with_prefix(golden: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in golden.items()
-        if name.startswith(prefix)
-    }
-
-
 def check_layer(golden: dict[str, Tensor], index: int, done: LayerTrace, first: int) -> None:
     """Compares what the golden holds of this layer with the rows from position `first` on."""
     if f"h.{index}" in golden:
         assert_close(done.streams[0, first:], golden[f"h.{index}"], rtol=0, atol=1e-4)
 
-    clear = done.routing.margin[0, first:] > CLEAR
-    experts = done.routing.experts[0, first:]
-    assert torch.equal(experts[clear], golden[f"route_ids.{index}"].long()[clear])
-    weights = done.routing.weights[0, first:]
-    assert_close(weights[clear], golden[f"route_weights.{index}"][clear], rtol=0, atol=1e-5)
+    check_routing(golden, index, done, first)
 
     if done.selection is not None:
-        check_selection(golden, index, done.selection, first)
+        check_entries(golden, index, done.selection, first)
     if f"compressed_kv.{index}" in golden:
         assert done.memory.compressed is not None
         assert_close(done.memory.compressed[0], golden[f"compressed_kv.{index}"], rtol=0, atol=2e-5)
@@ -62,15 +53,6 @@ def check_layer(golden: dict[str, Tensor], index: int, done: LayerTrace, first: 
         keys = done.memory.index_keys[0]
         rotated = keys @ hadamard(keys.shape[-1])
         assert_close(rotated, golden[f"index_keys.{index}"], rtol=0, atol=2e-5)
-
-
-def check_selection(golden: dict[str, Tensor], index: int, got: Selection, first: int) -> None:
-    want = golden[f"index_topk.{index}"].long()  # as wide as the longest list in this call
-    clear = got.margin[0, first:] > CLEAR
-    assert torch.equal(got.entries[0, first:, : want.shape[1]][clear], want[clear])
-    margin = golden.get(f"index_margin.{index}")
-    if margin is not None:
-        assert_close(got.margin[0, first:], margin, rtol=0, atol=2e-5)
 
 
 def hadamard(size: int) -> Tensor:
@@ -85,9 +67,7 @@ def hadamard(size: int) -> Tensor:
 def test_prompt_equals_the_official_code_in_float32(model: ReferenceModel, length: int) -> None:
     golden = with_prefix(load_file(FOLDER / "float32_prefill.safetensors"), f"p{length}/")
     logits, layers = run(model, PROMPTS[f"prefill_{length}"])
-    assert_close(logits[-32:], golden["logits_last"], rtol=0, atol=5e-5)
-    best = logits.gather(-1, golden["top8_ids"].long())
-    assert_close(best, golden["top8_values"], rtol=0, atol=5e-5)
+    check_logits(logits, golden)
     for index, done in enumerate(layers):
         check_layer(golden, index, done, first=0)
 
