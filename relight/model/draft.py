@@ -24,7 +24,7 @@ from relight.model.addresses import NO_KEY, pad_keys, ring_addresses
 from relight.model.attention import Attention
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
-from relight.model.weights import HyperWeights
+from relight.model.streams import Mhc
 from relight.model.weights_draft import DraftWeights, StageWeights
 
 Pick = Callable[[Tensor, int], Tensor]
@@ -184,6 +184,7 @@ class Stage(Attention):
         super().__init__(config, layer, weights.attention, numerics, boundary)
         self.stage = weights
         self.moe = Moe(config, weights.ffn, numerics, boundary)
+        self.mhc = Mhc(config, boundary)
 
     def row(self, x: Tensor, segment: Segment) -> Tensor:
         """The window rows [rows, K] of x [rows, D], not rounded."""
@@ -196,15 +197,15 @@ class Stage(Attention):
     ) -> tuple[Tensor, Tensor]:
         """streams [rows, hc, D] and, for V4.1, how to read them -> both for the next stage."""
         w, deferred = self.stage, self.config.generation == "v4.1"
-        mix = self._mix(streams, w.hyper_attention, segment)
-        x = self._read(streams, pre if deferred else mix.pre, w.attention_norm)
+        mix = self.mhc.mix(streams, w.hyper_attention, segment)
+        x = self.mhc.read(streams, pre if deferred else mix.pre, w.attention_norm)
         out = self._attend(x, segment, ring, seen)
-        streams = hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+        streams = self.mhc.spread(out, streams, mix)
         pre = mix.pre
-        mix = self._mix(streams, w.hyper_ffn, segment)
-        x = self._read(streams, pre if deferred else mix.pre, w.ffn_norm)
+        mix = self.mhc.mix(streams, w.hyper_ffn, segment)
+        x = self.mhc.read(streams, pre if deferred else mix.pre, w.ffn_norm)
         out = self.moe.forward(x, segment)
-        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary), mix.pre
+        return self.mhc.spread(out, streams, mix), mix.pre
 
     def _attend(self, x: Tensor, segment: Segment, ring: Rows, seen: Seen) -> Tensor:
         """To kept rows and all rows of the own block. V4 norms queries head by head."""
@@ -233,23 +234,6 @@ class Stage(Attention):
         out = out.reshape(out.shape[0], c.o_groups, -1)
         out = grouped(out, w.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), w.wo_b, segment)
-
-    def _mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
-        c = self.config
-        return hyper.mix(
-            streams,
-            weights.fn,
-            weights.base,
-            weights.scale,
-            iterations=c.hc_iters,
-            eps=c.hc_eps,
-            norm_eps=c.rms_norm_eps,
-            family=segment.family,
-        )
-
-    def _read(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
-        x = hyper.collapse(streams, pre, self.boundary)
-        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
 
 
 def block_segment(ids: Tensor, slots: Tensor, starts: Tensor) -> Segment:

@@ -18,7 +18,8 @@ from relight.model.attention import Addresses, Attention, addresses
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
 from relight.model.state import LayerState
-from relight.model.weights import HyperWeights, LayerWeights, ModelWeights
+from relight.model.streams import Mhc
+from relight.model.weights import LayerWeights, ModelWeights
 
 
 class Block:
@@ -32,43 +33,25 @@ class Block:
         numerics: Numerics,
         boundary: torch.dtype,
     ) -> None:
-        self.config = config
         self.weights = weights
-        self.boundary = boundary
         self.attention = Attention(config, layer, weights.attention, numerics, boundary)
         self.moe = Moe(config, weights.ffn, numerics, boundary)
+        self.mhc = Mhc(config, boundary)
 
     def forward(
         self, streams: Tensor, segment: Segment, where: Addresses, state: LayerState
     ) -> Tensor:
         """streams [rows, hc, D] -> the same shape."""
         w = self.weights
-        mix = self._mix(streams, w.hyper_attention, segment)
-        x = self._collapse(streams, mix.pre, w.attention_norm)
+        mix = self.mhc.mix(streams, w.hyper_attention, segment)
+        x = self.mhc.read(streams, mix.pre, w.attention_norm)
         out = self.attention.forward(x, segment, where, state)
-        streams = hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+        streams = self.mhc.spread(out, streams, mix)
 
-        mix = self._mix(streams, w.hyper_ffn, segment)
-        x = self._collapse(streams, mix.pre, w.ffn_norm)
+        mix = self.mhc.mix(streams, w.hyper_ffn, segment)
+        x = self.mhc.read(streams, mix.pre, w.ffn_norm)
         out = self.moe.forward(x, segment)
-        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
-
-    def _mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
-        c = self.config
-        return hyper.mix(
-            streams,
-            weights.fn,
-            weights.base,
-            weights.scale,
-            iterations=c.hc_iters,
-            eps=c.hc_eps,
-            norm_eps=c.rms_norm_eps,
-            family=segment.family,
-        )
-
-    def _collapse(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
-        x = hyper.collapse(streams, pre, self.boundary)
-        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+        return self.mhc.spread(out, streams, mix)
 
 
 class Transformer:

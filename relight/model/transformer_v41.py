@@ -21,7 +21,7 @@ from relight.model.inputs import Segment
 from relight.model.moe import Moe
 from relight.model.ngrams import Ngrams, store_tokens
 from relight.model.state import LayerState
-from relight.model.weights import HyperWeights
+from relight.model.streams import Mhc
 from relight.model.weights_v41 import LayerWeightsV41, ModelWeightsV41
 
 
@@ -36,11 +36,10 @@ class BlockV41:
         numerics: Numerics,
         boundary: torch.dtype,
     ) -> None:
-        self.config = config
         self.weights = weights
-        self.boundary = boundary
         self.attention = Csa2(config, layer, weights, numerics, boundary)
         self.moe = Moe(config, weights.ffn, numerics, boundary)
+        self.mhc = Mhc(config, boundary)
         self.ngrams = None
         if weights.engram:
             self.ngrams = Ngrams(config, weights.engram, numerics, boundary)
@@ -63,33 +62,16 @@ class BlockV41:
     ) -> tuple[Tensor, Tensor]:
         """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
         w = self.weights
-        mix = self._mix(streams, w.hyper_attention, segment)
-        x = self._collapse(streams, pre, w.attention_norm)
+        mix = self.mhc.mix(streams, w.hyper_attention, segment)
+        x = self.mhc.read(streams, pre, w.attention_norm)
         out = self.attention.share(x, segment, where, state, shared)
-        streams = hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+        streams = self.mhc.spread(out, streams, mix)
 
         pre = mix.pre
-        mix = self._mix(streams, w.hyper_ffn, segment)
-        x = self._collapse(streams, pre, w.ffn_norm)
+        mix = self.mhc.mix(streams, w.hyper_ffn, segment)
+        x = self.mhc.read(streams, pre, w.ffn_norm)
         out = self.moe.forward(x, segment)
-        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary), mix.pre
-
-    def _mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
-        c = self.config
-        return hyper.mix(
-            streams,
-            weights.fn,
-            weights.base,
-            weights.scale,
-            iterations=c.hc_iters,
-            eps=c.hc_eps,
-            norm_eps=c.rms_norm_eps,
-            family=segment.family,
-        )
-
-    def _collapse(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
-        x = hyper.collapse(streams, pre, self.boundary)
-        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+        return self.mhc.spread(out, streams, mix), mix.pre
 
 
 class TransformerV41:

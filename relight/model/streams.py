@@ -1,0 +1,41 @@
+"""The four streams around a sublayer (mHC): mixes them, reads them for it, spreads its output.
+Knows no sublayer, and not whether they are read by its own mix or by the one before (deferred).
+"""
+
+import torch
+from torch import Tensor
+
+from relight.base.config import ModelConfig
+from relight.kernels import hyper
+from relight.kernels.norm import rms_norm
+from relight.model.inputs import Segment
+from relight.model.weights import HyperWeights
+
+
+class Mhc:
+    def __init__(self, config: ModelConfig, boundary: torch.dtype) -> None:
+        self.config = config
+        self.boundary = boundary
+
+    def mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
+        """Of streams [rows, hc, D], for the sublayer in front of which they stand."""
+        c = self.config
+        return hyper.mix(
+            streams,
+            weights.fn,
+            weights.base,
+            weights.scale,
+            iterations=c.hc_iters,
+            eps=c.hc_eps,
+            norm_eps=c.rms_norm_eps,
+            family=segment.family,
+        )
+
+    def read(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
+        """What a sublayer gets of streams [rows, hc, D] by pre [rows, hc]: [rows, D], normed."""
+        x = hyper.collapse(streams, pre, self.boundary)
+        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+
+    def spread(self, out: Tensor, streams: Tensor, mix: hyper.Mix) -> Tensor:
+        """The streams behind a sublayer that gave out [rows, D]."""
+        return hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
