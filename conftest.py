@@ -19,7 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite golden files instead of comparing"
     )
-    parser.addoption("--bench", action="store_true", help="also run the timing tests")
     parser.addoption(
         "--device", help="torch device of the gpu tests, instead of this machine's accelerator"
     )
@@ -35,29 +34,14 @@ def accelerator_name() -> str | None:
     return None if device is None else device.type
 
 
-def accelerator_count() -> int:
-    import torch
-
-    return torch.accelerator.device_count()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--bench"):
-        skip = pytest.mark.skip(reason="times something; needs --bench")
-        for item in items:
-            # Keywords hold the folders' names too, and tests/bench times nothing.
-            if item.get_closest_marker("bench"):
-                item.add_marker(skip)
-    gpu = [item for item in items if "gpu" in item.keywords or "multi" in item.keywords]
+    gpu = [item for item in items if "gpu" in item.keywords]
     if not gpu:
         return
-    name = config.getoption("--device") or accelerator_name()
-    count = accelerator_count() if accelerator_name() else 0
+    if config.getoption("--device") or accelerator_name():
+        return
     for item in gpu:
-        if name is None:
-            item.add_marker(pytest.mark.skip(reason="no accelerator that torch can use"))
-        elif "multi" in item.keywords and count < 2:
-            item.add_marker(pytest.mark.skip(reason=f"needs two accelerators, found {count}"))
+        item.add_marker(pytest.mark.skip(reason="no accelerator that torch can use"))
 
 
 @pytest.fixture(autouse=True)
