@@ -52,6 +52,7 @@ from relight.engine.guides import Guide
 from relight.engine.holdings import Holdings
 from relight.engine.plan import Drawn, Proposed, Result, Scored, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
+from relight.engine.settle import commit_rows, kept, token_of
 from relight.engine.share import share_rows
 from relight.engine.speculate import Speculation, Tally
 from relight.engine.waiting import WaitingRoom
@@ -316,13 +317,13 @@ class Scheduler:
         if sequence.finish not in (None, "abort"):
             self.holdings.cancel(sequence, work.take)  # void: it ended in the step before
             return None
-        kept = _kept(work, drawn)
+        counting = kept(work, drawn)
         tokens: list[int] = []
         told: list[Logprobs] = []
         finish: FinishReason | None = None
         if sequence.finish is None:
-            for result in kept:
-                token = _token(result)
+            for result in counting:
+                token = token_of(result)
                 if finish is not None or token < 0:
                     break
                 if tokens:
@@ -337,8 +338,9 @@ class Scheduler:
             sequence.overran = accepted < len(work.proposed)
             if self.speculation:
                 self.speculation.tally.count(len(work.proposed), accepted)
-        is_fault = finish is None and any(_token(result) < 0 for result in kept)
-        self._commit_rows(work, work.end + accepted, is_fault, lost=is_fault and not tokens)
+        is_fault = finish is None and any(token_of(result) < 0 for result in counting)
+        end = work.end + accepted
+        commit_rows(self.holdings, work, end, is_fault, lost=is_fault and not tokens)
         if sequence.finish is not None:
             return None
         if is_fault:
@@ -346,17 +348,6 @@ class Scheduler:
         if finish is not None:
             return self._end(sequence, finish, now, tokens=tuple(tokens), logprobs=tuple(told))
         return sequence.delta(tuple(tokens), None, logprobs=tuple(told)) if tokens else None
-
-    def _commit_rows(self, work: Work, end: int, is_fault: bool, *, lost: bool) -> None:
-        """Tokens [0, end) are computed, unless nothing of the step is to be trusted (`lost`)."""
-        sequence, take = work.sequence, work.take
-        if take is not None and (is_fault or take.move.boundary > end):
-            self.holdings.cancel(sequence, take)
-            take = None
-        if not lost:
-            self.holdings.commit(sequence, end, take)
-        if is_fault:
-            sequence.distrusted = True
 
     def _next(self, plan: StepPlan) -> Flight:
         """The step in flight that was planned first."""
@@ -482,15 +473,3 @@ class Scheduler:
 
 def _age(sequence: Sequence) -> int:
     return sequence.arrival
-
-
-def _token(result: Drawn) -> int:
-    return result if isinstance(result, int) else result.token
-
-
-def _kept(work: Work, drawn: list[Drawn]) -> list[Drawn]:
-    """The draws of a step that count: each hangs on the guess before it being what was drawn."""
-    right = 0
-    while right < len(work.proposed) and _token(drawn[right]) == work.proposed[right]:
-        right += 1
-    return drawn[: right + 1]
