@@ -412,6 +412,12 @@ def test_an_answer_comes_back_to_a_strict_server_as_it_was() -> None:
     assert "x-relight-ignored" not in reply.headers
 
 
+def test_a_call_without_an_output_is_told_in_the_words_of_items() -> None:
+    message = ask(answering("x"), input=[USER, PARIS, GO_ON]).json()["error"]["message"]
+    assert message.startswith("input[1] has the call 'a' without a result; an output with the ")
+    assert "tool message" not in message
+
+
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
 
 

@@ -43,6 +43,7 @@ _WORDS = (
     (r"(messages\[\d+\])\.tool_calls", r"\1"),
     (r"(tools\[\d+\])\.function\.", r"\1."),
     (r"\.tool_call_id", ".call_id"),
+    (r"\ba tool message for each call\b", "an output with the call_id of each call"),
     (r"reasoning_effort", "reasoning.effort"),
     (r"response_format(\.json_schema)?", "text.format"),
 )
