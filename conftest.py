@@ -13,6 +13,8 @@ GOLDEN = pathlib.Path(__file__).parent / "tests" / "golden"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job is born so, and what it starts, too: tests of Ctrl-C would wait.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Some job runners start what they run with signals blocked, which children inherit as well.
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
