@@ -4,7 +4,7 @@ import hashlib
 import pathlib
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -55,6 +55,17 @@ def seeds(request: pytest.FixtureRequest) -> None:
     random.seed(seed)
     if "torch" in sys.modules:  # a test that never imports torch does not pay for it
         sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A test that leaves a signal handler behind fails, and not one that comes after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    left = {n: signal.getsignal(n) for n in before if signal.getsignal(n) is not before[n]}
+    for number in left:
+        signal.signal(number, before[number])
+    assert not left, f"signal handlers left behind: {left}"
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("accelerator", marks=pytest.mark.gpu)])

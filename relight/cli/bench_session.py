@@ -132,16 +132,23 @@ def _run(coroutine: Coroutine[Any, Any, Told]) -> Told:
 
 
 async def _stoppable(run: Run) -> Told:
+    """The first Ctrl-C or SIGTERM stops the run; one that comes later ends the command."""
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:
-        run.stop()
+    def release() -> None:
         for number in STOPPING:
             loop.remove_signal_handler(number)
 
+    def stop() -> None:
+        run.stop()
+        release()
+
     for number in STOPPING:
         loop.add_signal_handler(number, stop)
-    return await run.measure()
+    try:
+        return await run.measure()
+    finally:
+        release()
 
 
 def _key(path: Path | None) -> str:
