@@ -63,6 +63,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "generated tokens where weights can take them, not yet proven on a device",
         ),
     ] = "reference"
+    graphs: Annotated[
+        Literal["auto", "on", "off"],
+        declare(
+            "compute",
+            "record steps of generated tokens at start and replay them; auto: on CUDA, as many as "
+            "fit; no text depends on it",
+        ),
+    ] = "auto"
     overlap: Annotated[
         Literal["on", "off"],
         declare("compute", "plan a step while the one before it runs; off: one after the other"),

@@ -32,6 +32,7 @@ from relight.engine.drafting import (
     drafting_notes,
 )
 from relight.engine.fast import chosen_kernels, give_kernels
+from relight.engine.graphs import shapes
 from relight.engine.guides import Guides
 from relight.engine.loop import Loop
 from relight.engine.memory import (
@@ -46,6 +47,7 @@ from relight.engine.memory import (
 )
 from relight.engine.openmp import choose_threads
 from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
+from relight.engine.recording import Recorded, choose_recorder, record_steps
 from relight.engine.runner import Runner
 from relight.engine.sampler import count_bytes
 from relight.engine.scheduler import Limits, Scheduler
@@ -86,6 +88,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     counts = count_bytes(settings.num_slots, config.vocab_size)
     notes = check_memory(config, spec, settings, device, counts, drafting)
     kernels = chosen_kernels(settings.kernels, device)
+    recorder, recording_notes = choose_recorder(settings, config, device, kernels.selection)
     weights = load(model, device, engram=settings.engram, progress=progress)
     weights, selection, kernel_notes = give_kernels(kernels, weights, device)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
@@ -109,6 +112,11 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     wanted = 1 if device.type == "cpu" else settings.max_step_tokens
     rows = min(wanted, fitted.max_context - 1)
     scratch = warm_up(runner, config, rows)
+    recorded = Recorded()
+    if recorder is not None:
+        verify = 1 + (drafting.depth if drafting else 0)
+        usual = shapes(fitted.num_slots, verify, fitted.max_context)
+        recorded = record_steps(runner, recorder, usual, insist=settings.graphs == "on")
     operator = identity(folder, numerics, device, settings.spec, selection)
     index = PrefixIndex(
         BlockPool(fitted.num_pages),
@@ -146,12 +154,15 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
             ("pages, rings and records", pool.nbytes),
             ("counts for penalties", runner.sampler.counts.nbytes),
             (f"added by a first step of {rows:,} rows", scratch),
+            *([(f"{recorded.count} recorded steps", recorded.nbytes)] if recorder else []),
         ),
         notes=(
             *notes,
             *model_notes(config, settings),
             *drafting_notes(config, settings, drafting),
             *kernel_notes,
+            *recording_notes,
+            *recorded.notes,
             *setting_notes(settings, spec, fitted),
         ),
     )

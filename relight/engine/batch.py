@@ -12,6 +12,7 @@ from torch import Tensor
 from relight.base.config import ModelConfig
 from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS, ring_lengths
+from relight.engine.graphs import RowInputs, Shape
 from relight.engine.plan import LAST_SAMPLED, Rows
 from relight.kernels.device import upload
 from relight.model.inputs import Segment
@@ -62,14 +63,31 @@ class BatchBuilder:
                 ratio: on_device(_closing(family, rows, first, ratio)) for ratio in self.ratios
             },
             kept_rows={ring: on_device(_kept(counts, first, ring)) for ring in self.ring_lengths},
-            sample_rows=on_device(
-                [
-                    row
-                    for r, f, c in zip(rows, first, counts, strict=True)
-                    if r.sample
-                    for row in range(f + c - 1 - r.proposed, f + c)
-                ]
-            ),
+            sample_rows=on_device(sampled_rows(rows)),
+        )
+
+    def by_row(self, inputs: RowInputs, shape: Shape) -> Segment:
+        """The same for made rows, of values that are on the device alone and in shapes that hang on
+        none of them: each row is a sequence of its own, which is drawn from. A row sees all that
+        lies in front of its position, whoever stored it, so who its sequence is does not matter."""
+        slots, positions = inputs.slots, self.lengths[inputs.slots] + inputs.offsets
+        known, last = inputs.tokens, self.last_tokens[slots]
+        row = torch.arange(shape.rows, device=slots.device)
+        pages = -(-shape.context // PAGE_TOKENS)
+        return Segment(
+            family="step",
+            token_ids=torch.where(known == LAST_SAMPLED, last, known),
+            positions=positions,
+            sequence=row,
+            slots=slots,
+            starts=positions,
+            counts=(1,) * shape.rows,
+            first_rows=row,
+            page_table=self.page_table[slots, :pages],
+            max_length=shape.context,
+            closing_rows=dict.fromkeys(self.ratios, row),
+            kept_rows=dict.fromkeys(self.ring_lengths, row),
+            sample_rows=row,
         )
 
     def _tokens(
@@ -83,6 +101,17 @@ class BatchBuilder:
         if not any(LAST_SAMPLED in r.tokens for r in rows):
             return known
         return torch.where(known == LAST_SAMPLED, self.last_tokens[slots[sequence]], known)
+
+
+def sampled_rows(rows: Sequence[Rows]) -> list[int]:
+    """Those of all rows whose logits are drawn from."""
+    found: list[int] = []
+    end = 0
+    for r in rows:
+        end += len(r.tokens)
+        if r.sample:
+            found += range(end - 1 - r.proposed, end)
+    return found
 
 
 def _closing(family: Family, rows: Sequence[Rows], first: Sequence[int], ratio: int) -> list[int]:

@@ -12,11 +12,14 @@ from relight.base.errors import Unavailable
 from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
-from relight.engine.batch import BatchBuilder
+from relight.engine.batch import BatchBuilder, sampled_rows
+from relight.engine.graphs import MOST_ROWS, Graphs, RowInputs, Shape
 from relight.engine.plan import Draw, Result, Rows, StepPlan
 from relight.engine.proposer import Guesses, Proposer, propose
 from relight.engine.sampler import Sampled, Sampler, read
 from relight.kernels.device import answers, download, upload
+from relight.kernels.record import Recorder
+from relight.model.inputs import Segment
 from relight.model.network import Network
 from relight.model.state import layer_states
 
@@ -50,6 +53,18 @@ class Runner:
         self.page_table = torch.zeros((slots, pages), dtype=torch.int64, device=device)
         self.sampler = Sampler(slots, model.config.vocab_size, device)
         self.batch = BatchBuilder(model.config, self.lengths, self.last_tokens, self.page_table)
+        self.graphs: Graphs | None = None
+
+    def record(self, shape: Shape, recorder: Recorder) -> None:
+        """From now on steps of made rows that fit in such a shape are replayed. Before any plan is
+        run: what it leaves in slot 0 means nothing. Raises as `Recorder.record`."""
+        if self.graphs is None:
+            vocab = self.model.config.vocab_size
+            self.graphs = Graphs(MOST_ROWS, vocab, self.pool.device)
+        self.lengths.zero_()
+        self.page_table.zero_()
+        with torch.inference_mode():
+            self.graphs.record(shape, self._recorded, recorder)
 
     def execute(self, plan: StepPlan) -> list[Result]:
         """Runs one step to its end."""
@@ -131,13 +146,28 @@ class Runner:
             self.pool.restore_record(move.slot, move.record, move.boundary)
 
     def _forward(self, family: Family, rows: Sequence[Rows]) -> Tensor:
+        if family == "step" and self.graphs is not None:
+            logits = self.graphs.run(rows)
+            if logits is not None:
+                return _drawn_from(rows, logits)
         segment = self.batch.segment(family, rows)
+        logits = self._pass(segment)
+        counts = upload([len(r.tokens) for r in rows], self.lengths.device)
+        self.lengths[segment.slots] += counts
+        return logits
+
+    def _recorded(self, inputs: RowInputs, shape: Shape) -> Tensor:
+        ends = self.lengths[inputs.slots] + inputs.counts
+        logits = self._pass(self.batch.by_row(inputs, shape))
+        self.lengths[inputs.slots] = ends  # rows of one slot write the same
+        return logits
+
+    def _pass(self, segment: Segment) -> Tensor:
+        """Logits of the segment's sample rows; a draft keeps what it reads of all rows."""
         taps: list[Tensor] | None = None if self.proposer is None else []
         logits = self.model.forward(segment, self.states, taps)
         if self.proposer is not None and taps:
             self.proposer.keep(torch.cat(taps, dim=1), segment)
-        counts = upload([len(r.tokens) for r in rows], self.lengths.device)
-        self.lengths[segment.slots] += counts
         return logits
 
     def _draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
@@ -147,3 +177,10 @@ class Runner:
         # What was not drawn must not be looked up as a token: the sequence ends, its mates go on.
         self.last_tokens[slots] = sampled.tokens.clamp(min=0)
         return sampled
+
+
+def _drawn_from(rows: Sequence[Rows], logits: Tensor) -> Tensor:
+    wanted = sampled_rows(rows)
+    if len(wanted) == logits.shape[0]:
+        return logits
+    return logits[upload(wanted, logits.device)]

@@ -27,6 +27,11 @@ def cuda_architecture() -> str | None:
     return architecture(torch.device("cuda", torch.cuda.current_device()))
 
 
+def is_at_least_volta(device: torch.device) -> bool:
+    """Whether the CUDA kernels have a form for this CUDA device."""
+    return torch.cuda.get_device_capability(device) >= (7, 0)
+
+
 def has_native_bf16(device: torch.device) -> bool:
     """True from SM80 on. CPUs and unknown devices keep float32 streams, which every device has."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -108,6 +113,14 @@ def upload(
     pin = torch.accelerator.is_available()
     pinned = torch.tensor(values, dtype=dtype, pin_memory=pin)
     return pinned.to(device, non_blocking=True)
+
+
+def refill(target: Tensor, values: Sequence[int]) -> None:
+    """Writes int64 values over all of a contiguous tensor. As with `upload`, the host does not
+    wait."""
+    pin = target.device.type != "cpu" and torch.accelerator.is_available()
+    source = torch.tensor(values, dtype=torch.int64, pin_memory=pin)
+    target.copy_(source.view(target.shape), non_blocking=True)
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:

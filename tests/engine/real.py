@@ -104,6 +104,7 @@ class RealEngine:
                 record_bytes=max(records, slots) * spec.record.bytes,
                 step_target=0,  # no clock decides what a step holds
                 overlap="off",
+                graphs="off",  # where they are tried, the test records them
                 **settings,  # type: ignore[arg-type]
             ),
             lambda done, total: None,

@@ -1,0 +1,108 @@
+"""Recorded steps of made rows. Knows no model and no device.
+
+A step of few rows is thousands of launches of some microseconds, more than a host can make in the
+time that the device needs for them; a recording is launched by one call. It is of a fixed shape: so
+many rows, of sequences up to such a length. A step takes the smallest that holds it, and one that
+none holds runs eagerly. Either way its bits are the same, since those of a row hang neither on how
+many rows there are nor on how many entries could have been listed.
+
+Rows of padding are copies of the last row: they compute and write what it does, bit for bit, so
+they leave nothing that is not there without them, and need no expert that it does not need.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from relight.engine.plan import Rows
+from relight.kernels.device import refill
+from relight.kernels.record import Recorder, Replay
+
+MOST_ROWS = 64
+"""Wider steps run eagerly: their time is no longer that of their launches."""
+
+SHORT = 2048
+"""Tokens of the shortest context: up to here V4 attends to every entry and selects none."""
+
+CONTEXT_STEP = 4
+"""From one length to the next: what is listed for a row is at most so many times what it has."""
+
+
+class Shape(NamedTuple):
+    """Rows of a recording, and the largest position of any, plus one."""
+
+    rows: int
+    context: int
+
+
+def shapes(num_slots: int, verify: int, max_context: int) -> list[Shape]:
+    """What to record where so many sequences run, each with `verify` rows at most in a usual step:
+    powers of two and `verify`, times a few lengths of context."""
+    most = min(num_slots * verify, MOST_ROWS)
+    widths = {verify, *(2**n for n in range((most - 1).bit_length() + 1))}
+    contexts = [SHORT]
+    while contexts[-1] < max_context:
+        contexts.append(contexts[-1] * CONTEXT_STEP)
+    contexts[-1] = max_context
+    return [Shape(rows, context) for rows in sorted(widths) for context in contexts]
+
+
+class RowInputs(NamedTuple):
+    """Columns [rows] int64 of what differs from one replay to the next."""
+
+    slots: Tensor
+    offsets: Tensor  # rows of its sequence in front of it, in this step
+    tokens: Tensor  # as in `Rows`
+    counts: Tensor  # rows of its sequence in this step
+
+
+Step = Callable[[RowInputs, Shape], Tensor]
+"""One step on the device alone, without a look at a value; gives the logits of all rows."""
+
+
+class Graphs:
+    """Inputs and logits lie at the same place for all recordings."""
+
+    def __init__(self, most_rows: int, vocab_size: int, device: torch.device) -> None:
+        columns = len(RowInputs._fields)
+        self._inputs = torch.zeros((most_rows, columns), dtype=torch.int64, device=device)
+        self._logits = torch.zeros((most_rows, vocab_size), device=device)
+        self._recorded: dict[Shape, Replay] = {}
+        self.num_replays = 0
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return sorted(self._recorded)
+
+    def record(self, shape: Shape, step: Step, recorder: Recorder) -> None:
+        """Runs rows of slot 0 that count for nothing. Raises as `Recorder.record`."""
+
+        def run() -> None:
+            # Kernels get addresses, so columns must lie in one piece.
+            columns = self._inputs[: shape.rows].t().contiguous()
+            self._logits[: shape.rows] = step(RowInputs(*columns), shape)
+
+        self._inputs.zero_()
+        self._recorded[shape] = recorder.record(run)
+
+    def run(self, rows: Sequence[Rows]) -> Tensor | None:
+        """Logits [rows, V] of one step, there until the next; None if no recording holds it."""
+        count = sum(len(r.tokens) for r in rows)
+        length = max(r.start + len(r.tokens) for r in rows)
+        fitting = (s for s in self._recorded if s.rows >= count and s.context >= length)
+        shape = min(fitting, default=None)
+        if shape is None:
+            return None
+        values = [
+            value
+            for r in rows
+            for offset, token in enumerate(r.tokens)
+            for value in (r.slot, offset, token, len(r.tokens))
+        ]
+        padding = values[-len(RowInputs._fields) :] * (shape.rows - count)
+        refill(self._inputs[: shape.rows], values + padding)
+        self._recorded[shape]()
+        self.num_replays += 1
+        return self._logits[:count]
