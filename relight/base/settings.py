@@ -56,13 +56,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "auto"
     kernels: Annotated[
-        Literal["reference", "cuda"],
+        Literal["auto", "reference", "cuda"],
         declare(
             "compute",
-            "which kernels run; reference: the plain torch definitions; cuda: compiled ones for "
-            "generated tokens where weights can take them, not yet proven on a device",
+            "which kernels run; reference: the plain torch definitions; auto: compiled ones that a "
+            "device has proven, of which there are none yet; cuda: all compiled ones, for "
+            "generated tokens where weights can take them",
         ),
-    ] = "reference"
+    ] = "auto"
     graphs: Annotated[
         Literal["auto", "on", "off"],
         declare(

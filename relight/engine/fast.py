@@ -12,7 +12,7 @@ from relight.kernels.canary import Trial, check
 from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear.step import StepLinear
-from relight.kernels.select import Selection
+from relight.kernels.select import AUTO, REFERENCE, Selection
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import trials
 
@@ -23,14 +23,14 @@ Trials = Callable[[Toolbox, torch.device], Iterable[Trial]]
 
 
 def chosen_kernels(wish: str, device: torch.device) -> Chosen:
-    """Of the setting `kernels`. Raises BadSetting where it cannot act at all, before weights are
-    read."""
+    """Of the setting `kernels`. Raises BadSetting where what is asked for by name cannot act at
+    all, before weights are read."""
     heard: list[str] = []
     chosen = choose_kernels(wish, device, heard.append)
-    if wish != "reference" and chosen.tools is None:
+    if wish not in (AUTO, REFERENCE) and chosen.tools is None:
         raise BadSetting(
             f"kernels is {wish!r}, and none of them can run on {device}: {'; '.join(heard)}; "
-            "give --kernels reference",
+            "give --kernels auto or reference",
             param="kernels",
         )
     for text in heard:

@@ -1,6 +1,8 @@
 """What an engine's memory is spent on: predicted from shapes, kind by kind, to stand beside what
 was measured. Knows no torch."""
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -74,11 +76,27 @@ def check_weights_fit(config: ModelConfig, free_bytes: int, engram: str = "devic
         if needed > weight_bytes(config, "host"):
             remedy = "set engram to host or mmap, or " + remedy
         raise CannotFit(
-            f"the weights take {needed:,} bytes and {free_bytes:,} are free on the device: "
+            f"the weights take {needed:,} bytes and {free_bytes:,} are free on the device, room "
+            f"for {layers_that_fit(config, free_bytes, engram)} of {config.num_layers} layers: "
             f"{remedy}",
             param="device",
         )
     return needed
+
+
+def layers_that_fit(config: ModelConfig, free_bytes: int, engram: str = "device") -> int:
+    """How many of the first layers there is room for, beside what belongs to none."""
+    layers, left = [0] * config.num_layers, free_bytes
+    for tensor in backbone_tensors(config):
+        found = re.match(r"layers\.(\d+)\.", tensor.name)
+        if tensor.is_table and engram in ELSEWHERE:
+            continue
+        if found:
+            layers[int(found[1])] += tensor.nbytes
+        else:
+            left -= tensor.nbytes
+    taken = itertools.accumulate(layers)
+    return sum(size <= left for size in taken)
 
 
 def check_weights_fit_in_ram(

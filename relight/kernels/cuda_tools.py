@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from relight.kernels.build import builder
-from relight.kernels.device import architecture
+from relight.kernels.device import architecture, is_at_least_volta
 from relight.kernels.launch import NoLauncher, cuda_launcher
 from relight.kernels.nvrtc import NoNvrtc, load
-from relight.kernels.select import Selection, Variant, choose
+from relight.kernels.select import AUTO, REFERENCE, Selection, Variant, choose
 from relight.kernels.toolbox import Toolbox
 
 DEVICE = "a CUDA device"
@@ -29,13 +29,18 @@ Tell = Callable[[str], None]
 
 
 def supported(device: torch.device, tell: Tell, library: Path | None = None) -> set[str]:
-    """What is there of what variants need; `tell` hears why NVRTC is not."""
+    """What is there of what variants need; `tell` hears why the device or NVRTC will not do."""
     found: set[str] = set()
     if device.type != "cuda":
         return found
     found.add(DEVICE)
-    if torch.cuda.get_device_capability(device) >= (7, 0):
-        found.add(VOLTA)
+    if not is_at_least_volta(device):
+        tell(
+            f"the device is {architecture(device)}, and kernels need {VOLTA} (a V100 is sm_70); "
+            "ops run their torch definitions"
+        )
+        return found
+    found.add(VOLTA)
     try:
         load(architecture(device), library)
         found.add(NVRTC)
@@ -54,15 +59,24 @@ class Chosen:
     tools: Toolbox | None
 
 
+def select(wish: str, device: torch.device, tell: Tell) -> Selection:
+    """`wish` as `select.choose`. `tell` hears what is refused of what was asked for; of `auto` that
+    is what is proven, where there is a CUDA device."""
+    wanted = [one for one in VARIANTS if wish not in (AUTO, REFERENCE) or one.proven]
+    if wish == REFERENCE or not wanted or (wish == AUTO and device.type != "cuda"):
+        return choose(wish, VARIANTS, ())
+    selection = choose(wish, VARIANTS, supported(device, tell))
+    for refusal in selection.refused:
+        if refusal.variant in wanted:
+            tell(str(refusal))
+    return selection
+
+
 def choose_kernels(
     wish: str, device: torch.device, tell: Tell, cache: Path | None = None
 ) -> Chosen:
-    """`wish` as `select.choose`. `tell` hears what is refused, unless nothing was asked for."""
-    there = set() if wish == "reference" else supported(device, tell)
-    selection = choose(wish, VARIANTS, there)
-    if wish != "reference":
-        for refusal in selection.refused:
-            tell(str(refusal))
+    """What `select` gives, with the kernels to run it."""
+    selection = select(wish, device, tell)
     if not selection.chosen:
         return Chosen(selection, None)
     try:

@@ -73,9 +73,12 @@ class Nvrtc:
             raise BadSetting(f"arch is {arch!r}; wanted sm_NN or compute_NN, as sm_90")
         if int(found[2]) not in self.architectures:
             known = f"sm_{min(self.architectures)} to sm_{max(self.architectures)}"
+            remedy = "Volta needs CUDA 12's: pip install nvidia-cuda-nvrtc-cu12"
+            if int(found[2]) > max(self.architectures):
+                remedy = "a device as new needs a later one: pip install -U nvidia-cuda-nvrtc"
             raise NoNvrtc(
                 f"NVRTC {self.name} at {self.library} does not compile for {arch}, only for "
-                f"{known}; Volta needs CUDA 12's: pip install nvidia-cuda-nvrtc-cu12"
+                f"{known}; {remedy}"
             )
 
     @property

@@ -26,7 +26,7 @@ OPS = (
     "store",
 )
 
-REFERENCE = "reference"
+REFERENCE, AUTO = "reference", "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ def _objection(wish: str, variant: Variant, supported: Collection[str]) -> str:
     missing = [need for need in variant.needs if need not in supported]
     if wish == REFERENCE:
         return "not asked for (--kernels reference)"
-    if wish not in ("auto", variant.name):
+    if wish not in (AUTO, variant.name):
         return f"not asked for (--kernels {wish})"
+    if wish == AUTO and not variant.proven:
+        return f"not yet proven on a device (--kernels {variant.name} takes it all the same)"
     if missing:
         found = ", ".join(need for need in variant.needs if need in supported) or "none of it"
         return (
             f"required: {', '.join(variant.needs)}; supported: {found}; "
             f"missing: {', '.join(missing)}"
         )
-    if wish == "auto" and not variant.proven:
-        return f"not yet proven on a device (--kernels {variant.name} takes it all the same)"
     return ""

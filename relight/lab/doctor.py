@@ -14,8 +14,9 @@ from relight import __version__
 from relight.base.official import V4_FLASH
 from relight.base.settings import Settings
 from relight.base.tensors import backbone_tensors
-from relight.kernels.cuda_tools import VARIANTS
-from relight.kernels.select import OPS, REFERENCE
+from relight.engine.assemble import choose_device
+from relight.kernels.cuda_tools import VARIANTS, select
+from relight.kernels.select import AUTO, OPS
 from relight.lab.audit import Audit, Promise
 from relight.lab.inprocess import start_in_process
 from relight.lab.machine import Machine, read_machine
@@ -77,7 +78,11 @@ def broken(promises: Sequence[Promise]) -> list[Finding]:
 
 
 def variants() -> tuple[Variant, ...]:
-    return tuple(Variant(op, REFERENCE, REFERENCE) for op in OPS)
+    """By `--kernels auto`, before any is tried."""
+    chosen = select(AUTO, choose_device("auto"), lambda text: None)
+    return tuple(
+        Variant(op, chosen.variant(op, "prefill"), chosen.variant(op, "step")) for op in OPS
+    )
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:
@@ -127,13 +132,15 @@ def _memory(machine: Machine) -> list[Finding]:
 
 def _speed(machine: Machine) -> list[Finding]:
     if machine.accelerators and machine.torch_build.startswith("CUDA"):
-        ops = " and ".join(variant.op for variant in VARIANTS)
+        new = dict.fromkeys(variant.op for variant in VARIANTS if not variant.proven)
+        if not new:
+            return []
         return [
             Finding(
-                "every op runs its torch definition on the accelerator, unless kernels are asked "
-                "for; no run on a device has proven those yet",
-                f"--kernels cuda builds them for {ops} of generated tokens and tries each before "
-                "it runs; do not judge speed by this version",
+                f"kernels for {', '.join(new)} of generated tokens run only if they are asked for: "
+                "no run on a device has proven them yet",
+                "--kernels cuda builds them and tries each beside its torch definition before it "
+                "runs; do not judge speed by this version without it",
             )
         ]
     device = "this accelerator" if machine.accelerators else "the CPU"

@@ -18,6 +18,7 @@ from relight.engine.capacity import Capacity, capacity
 from relight.engine.memory import (
     check_weights_fit,
     check_weights_fit_in_ram,
+    layers_that_fit,
     model_notes,
     setting_notes,
     state_rows,
@@ -134,9 +135,23 @@ def test_a_v4_flash_table_adds_up_to_what_is_granted() -> None:
 
 
 def test_weights_that_a_device_cannot_hold_are_refused_before_they_are_read() -> None:
-    with pytest.raises(CannotFit, match=r"the weights take .* and 85,899,345,920 are free"):
+    with pytest.raises(
+        CannotFit,
+        match=r"the weights take .* and 85,899,345,920 are free .*room for 23 of 43 layers",
+    ):
         check_weights_fit(V4_FLASH, 80 * 2**30)
     check_weights_fit(V4_FLASH, 200 * 2**30)
+
+
+def test_what_would_fit_is_counted_in_layers() -> None:
+    whole = sum(size for _, size in weight_rows(V4_FLASH))
+    assert layers_that_fit(V4_FLASH, whole) == 43
+    assert layers_that_fit(V4_FLASH, whole - 1) == 42
+    assert layers_that_fit(V4_FLASH, 0) == 0
+    tables = 264 * (384_006_168 + 384_016_682)
+    elsewhere = sum(size for _, size in weight_rows(V41_FLASH)) - tables
+    assert layers_that_fit(V41_FLASH, elsewhere, "host") == 40
+    assert layers_that_fit(V41_FLASH, elsewhere) < 40
 
 
 def test_weights_that_ram_cannot_hold_are_refused_or_said_to_be_slow() -> None:
