@@ -3,12 +3,15 @@
 import asyncio
 import hashlib
 import json
+import math
 import select
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -20,39 +23,57 @@ from relight.text.tokenizer import Tokenizer
 
 LIMIT_S = 3.0
 """How long a grammar may take. Schemas that people write take some milliseconds."""
+GAVE_UP_S = 30.0
+"""How long it is remembered that a grammar was given up: that may have been a busy machine's fault,
+and clients that send it again at once would have it tried each time."""
 START_S = 60.0
 MAX_KEPT = 1024
 MAX_WAITING = 32
 COMMAND = (sys.executable, "-m", "relight.text.compile")
 
 
+class GaveUp(Exception):
+    """It is not known whether the grammar compiles: the compiler took too long, or fell."""
+
+
 class Compiler(Protocol):
     def reason_against(self, grammar: str) -> str:
-        """Why the grammar does not compile; nothing if it does. Called by one thread at a time."""
+        """Why the grammar does not compile; nothing if it does. Called by one thread at a time.
+        Raises `GaveUp`."""
         ...
 
 
-class Checker:
-    """Asks a compiler, in a thread of its own, and remembers the answers."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An answer, and when it is to be forgotten."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    reason: str
+    until_s: float = math.inf
+
+
+class Checker:
+    """Asks a compiler, in a thread of its own, and remembers the answers. That a grammar was given
+    up counts as a reason against it for a while."""
+
+    def __init__(self, compiler: Compiler, clock: Callable[[], float] = time.monotonic) -> None:
         self._compiler = compiler
+        self._clock = clock
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checker")
-        self._reasons: dict[bytes, str] = {}
+        self._kept: dict[bytes, _Kept] = {}
         self._num_waiting = 0
 
     async def reason_against(self, grammar: str) -> str:
         """Why the grammar does not compile; nothing if it does. Raises `Overloaded`."""
         key = hashlib.blake2b(grammar.encode("utf-8", "replace"), digest_size=16).digest()
-        reason = self._reasons.pop(key, None)
-        if reason is None:
-            reason = await self._ask(grammar)
-        self._reasons[key] = reason  # the last used one stands last
-        while len(self._reasons) > MAX_KEPT:
-            del self._reasons[next(iter(self._reasons))]
-        return reason
+        kept = self._kept.pop(key, None)
+        if kept is None or kept.until_s <= self._clock():
+            kept = await self._ask(grammar)
+        self._kept[key] = kept  # the last used one stands last
+        while len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return kept.reason
 
-    async def _ask(self, grammar: str) -> str:
+    async def _ask(self, grammar: str) -> _Kept:
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(
                 f"{MAX_WAITING} schemas are being compiled; send the request again later",
@@ -61,9 +82,10 @@ class Checker:
         self._num_waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._executor, self._compiler.reason_against, grammar
-            )
+            ask = self._compiler.reason_against
+            return _Kept(await loop.run_in_executor(self._executor, ask, grammar))
+        except GaveUp as error:
+            return _Kept(str(error), self._clock() + GAVE_UP_S)
         finally:
             self._num_waiting -= 1
 
@@ -102,7 +124,7 @@ class InChild:
         if found is not None:
             return found
         self.close()
-        return f"it takes longer than {self._limit_s:g} s to compile, or too much memory"
+        raise GaveUp(f"it takes longer than {self._limit_s:g} s to compile, or too much memory")
 
     def close(self) -> None:
         self._process = None

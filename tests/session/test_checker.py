@@ -11,7 +11,7 @@ import pytest
 
 from relight.base.errors import Overloaded, Unavailable
 from relight.engine.replay import ReplayClient
-from relight.session.checker import MAX_WAITING, Checker, InChild
+from relight.session.checker import GAVE_UP_S, MAX_WAITING, Checker, GaveUp, InChild
 from tests.serve.fakes import FOLDER, rig, tokens
 
 GOOD, WRONG = 'start: "a"', "start: %%%"
@@ -49,7 +49,8 @@ def test_a_grammar_that_takes_too_much_is_refused_and_others_go_on(
     child = fake(60.0)
     first, _ = child.reason_against("x").split()
     child._limit_s = limit_s
-    assert "longer than" in child.reason_against(grammar)
+    with pytest.raises(GaveUp, match="longer than"):
+        child.reason_against(grammar)
     child._limit_s = 60.0
     second, number = child.reason_against("x").split()
     assert second != first
@@ -93,6 +94,33 @@ def test_while_one_compiles_the_loop_runs_and_what_is_known_is_told() -> None:
         held.gate.set()
         assert await asyncio.gather(*waiting) == [f"no {i}" for i in range(MAX_WAITING)]
         assert held.asked.count("known") == 1
+
+    asyncio.run(run())
+
+
+class Busy:
+    """A compiler that is given up once."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def reason_against(self, grammar: str) -> str:
+        self.num_asked += 1
+        if self.num_asked == 1:
+            raise GaveUp("it takes too long")
+        return ""
+
+
+def test_that_a_grammar_was_given_up_is_not_remembered_for_ever() -> None:
+    busy, now_s = Busy(), [0.0]
+
+    async def run() -> None:
+        checker = Checker(busy, lambda: now_s[0])
+        for _ in range(2):  # who asks again at once is told the same
+            assert await checker.reason_against("x") == "it takes too long"
+        for now_s[0] in (GAVE_UP_S, 100 * GAVE_UP_S):
+            assert await checker.reason_against("x") == ""
+        assert busy.num_asked == 2, "that it compiles is remembered"
 
     asyncio.run(run())
 
