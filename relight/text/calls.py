@@ -27,6 +27,8 @@ BEFORE_BLOCK = literal("\n\n<")
 AFTER_OBJECT = literal("\n</")
 ANY_NAME = pattern(r"[^\"'<>\s]{1,64}")
 OTHER_NAME = pattern(r"[A-Za-z0-9_.-]{1,64}")
+NO_PARAMETERS: dict[str, Any] = {"properties": {}}
+"""What a tool without a schema takes: so OpenAI's protocol has it."""
 
 
 class Markup(msgspec.Struct, frozen=True):
@@ -107,7 +109,7 @@ class _CloseTool:
         self._rule = grammar.rule
         self._markup = markup
         self._number = number
-        self._root: dict[str, Any] = {} if tool.parameters is None else tool.parameters
+        self._root = NO_PARAMETERS if tool.parameters is None else tool.parameters
         self._types = ParameterTypes(self._root)
         self._strict = tool.strict
 

@@ -16,7 +16,7 @@ WORDS = Vocabulary(TOKENIZER)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 STRICT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 FORCED = {"type": "function", "function": {"name": "get_weather"}}
-OTHER = {"type": "function", "function": {"name": "other"}}
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
 CALM = {"thinking": {"type": "disabled"}}
 
 

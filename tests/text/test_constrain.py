@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -220,8 +221,14 @@ def test_a_forced_call_of_a_tool_that_lists_no_parameters_has_none(
 ) -> None:
     rng = random.Random(f"none {dialect}")
     markup = Markup(TAGS[dialect], tiny.special.dsml)
-    made: dict[str, set[str]] = {"listed": set(), "unsaid": set()}
-    for name, schema in (("listed", {"type": "object", "properties": {}}), ("unsaid", None)):
+    schemas: dict[str, Any] = {
+        "listed": {"type": "object", "properties": {}},
+        "absent": None,
+        "free": {"type": "object"},
+        "any": {},
+    }
+    made: dict[str, set[str]] = {name: set() for name in schemas}
+    for name, schema in schemas.items():
         tools = (Tool(name, None, schema),)
         wanted = Wanted(start="content", tools=tools, forced=True, parallel=False)
         close = constraints(wanted, markup, tiny.special)[0]  # the one that is tried first
@@ -229,8 +236,9 @@ def test_a_forced_call_of_a_tool_that_lists_no_parameters_has_none(
             tokens, ended = babble(tiny, words, close, rng)
             calls, _ = read(tiny, "content", tools, tokens, rng)
             made[name] |= {arguments for _, arguments, _ in calls if ended}
-    assert made["listed"] == {"{}"}
-    assert made["unsaid"] > {"{}"}  # what has no list may have any parameters
+    assert made["listed"] == made["absent"] == {"{}"}
+    for name in ("free", "any"):  # what has no list may have any parameters
+        assert made[name] > {"{}"}
 
 
 def test_what_is_forced_in_both_dialects_is_what_the_model_writes_itself(
