@@ -21,7 +21,7 @@ of a message, part, item or tool that is not read, as `messages.content.cache_co
 JSON in UTF-8 of at most `--body-limit` bytes. Packed ones (`content-encoding`) are refused, and so
 is, with a 415, a `content-type` that is not JSON's, or none beside an `origin`: pages of browsers
 could send these to a server that never asked for them. Where a name stands twice in an object,
-the last one counts.
+the last one counts. Requests for a host that is not the server's, by `--allowed-host`, get a 403.
 
 With `--api-key` every route needs a key, as `Authorization: Bearer KEY` or `x-api-key: KEY`, but
 for {open}. Headers that are read besides: `x-request-id`

@@ -55,6 +55,14 @@ class Unauthorized(RelightError):
     kind = "authentication_error"
 
 
+class WrongHost(RelightError):
+    """The request asks for a host that this server is not."""
+
+    status = 403
+    code = "host_not_allowed"
+    kind = "permission_error"
+
+
 class ModelNotFound(RelightError):
     """The request names a model that this server does not serve."""
 

@@ -293,6 +293,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...],
         declare("server", "origins whose pages may call the server, such as https://x.org; *: all"),
     ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...],
+        declare(
+            "server",
+            "names by which clients may call, beside addresses, localhost and *.internal; none: "
+            "any, but no other on a loopback address without keys and TLS; *: any",
+        ),
+    ] = ()
     keep_alive: Annotated[
         int,
         declare(

@@ -133,8 +133,9 @@ class _Endpoint:
         started_s = time.monotonic()
         try:
             try:
-                if not self._open:
-                    with self._server.counted():
+                with self._server.counted():
+                    options.hosts.check(exchange.header)
+                    if not self._open:
                         options.keys.check(exchange.header)
                 await self._answer(self._server, exchange)
             except RelightError as error:

@@ -18,6 +18,7 @@ from relight.base.errors import BadSetting
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo
 from relight.engine.client import ProcessClient
+from relight.serve.hosts import hosts_of
 from relight.serve.http import HttpServer, listen, run, url_of
 from relight.serve.keys import Keys, read_keys
 from relight.serve.metrics import Metrics
@@ -92,6 +93,7 @@ def serve_options(settings: Settings, name: str) -> ServeOptions:
         silent_s=float(settings.client_timeout),
         drain_s=float(settings.drain),
         keys=Keys(keys),
+        hosts=hosts_of(settings, keyed=bool(keys)),
         root_path=root_path(settings.root_path),
         cors_origins=settings.cors_origin,
         log_requests=settings.log_requests,

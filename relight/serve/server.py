@@ -10,6 +10,7 @@ from relight.base.errors import BadRequest, ModelNotFound, Overloaded, RelightEr
 from relight.engine.client import EngineState
 from relight.serve.decode import shown
 from relight.serve.exchange import Exchange
+from relight.serve.hosts import Hosts
 from relight.serve.journal import Mode
 from relight.serve.keys import Keys
 from relight.serve.metrics import Metrics
@@ -21,6 +22,7 @@ _STATES: tuple[EngineState, ...] = ("busy", "idle", "stuck", "loading", "drainin
 READY: frozenset[EngineState] = frozenset({"idle", "busy"})
 MAX_IGNORED_SHOWN = 20
 NO_KEYS = Keys(())
+ANY_HOST = Hosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class ServeOptions:
     silent_s: float = 60.0
     drain_s: float = 30.0
     keys: Keys = NO_KEYS
+    hosts: Hosts = ANY_HOST
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
     log_requests: Mode = "off"
