@@ -329,7 +329,8 @@ def test_errors_have_the_protocols_types() -> None:
 def test_what_is_no_route_is_told_in_the_same_form(method: str, path: str, status: int) -> None:
     reply = answering("x").request(method, path)
     assert reply.status_code == status
-    assert reply.json()["type"] == "error"
+    body = reply.json()
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
     assert answering("x").request("POST", "/v1/other").json()["error"]["code"] == "not_found"
 
 
