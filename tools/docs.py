@@ -98,7 +98,8 @@ def metrics() -> Iterator[str]:
     yield "# Metrics\n"
     yield BANNER
     common = " and ".join(f"`{label}`" for label in COMMON_LABELS)
-    yield f"`GET /metrics`, in Prometheus' text form. Every metric has the labels {common}.\n"
+    yield f"`GET /metrics`, in Prometheus' text form. Every metric has the labels {common}."
+    yield "Beside them stand the usual `process_*` of the server's process.\n"
     yield "| name | kind | further labels | meaning |\n| --- | --- | --- | --- |"
     for metric in METRICS:
         name = metric.name + ("_total" if metric.kind == "counter" else "")

@@ -44,12 +44,36 @@ REQUEST_S = spaced(0.01, 8000)
 
 RUNNING = Metric("vllm:num_requests_running", "gauge", "Requests that hold a slot.")
 WAITING = Metric("vllm:num_requests_waiting", "gauge", "Requests in the queue.")
+WAITING_BY = Metric(
+    "vllm:num_requests_waiting_by_reason",
+    "gauge",
+    "Requests in the queue, by what they wait for; here always room (capacity).",
+    labels=("reason",),
+)
+SLEEP = Metric(
+    "vllm:engine_sleep_state",
+    "gauge",
+    "1 for the state that the engine is in; this one is always awake.",
+    labels=("sleep_state",),
+)
+CACHE_INFO = Metric(
+    "vllm:cache_config_info",
+    "gauge",
+    "1, with the size of a page in tokens and the number of pages.",
+    labels=("block_size", "num_gpu_blocks"),
+)
 CACHE_USAGE = Metric(
     "vllm:kv_cache_usage_perc", "gauge", "Share of pages that running requests hold, 0 to 1."
 )
 PROMPT_TOKENS = Metric("vllm:prompt_tokens", "counter", "Prompt tokens of admitted requests.")
 CACHED_TOKENS = Metric(
     "vllm:prompt_tokens_cached", "counter", "Prompt tokens that were reused, not computed."
+)
+PROMPT_BY_SOURCE = Metric(
+    "vllm:prompt_tokens_by_source",
+    "counter",
+    "Prompt tokens that were computed (local_compute) or reused (local_cache_hit).",
+    labels=("source",),
 )
 CACHE_QUERIES = Metric(
     "vllm:prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix index."
@@ -102,11 +126,44 @@ DECODE_TIME = Metric(
     "From the first token of a request to its last.",
     buckets=REQUEST_S,
 )
+INFERENCE_TIME = Metric(
+    "vllm:request_inference_time_seconds",
+    "histogram",
+    "From the slot of a request to its last token.",
+    buckets=REQUEST_S,
+)
+TOKEN_TIME = Metric(
+    "vllm:request_time_per_output_token_seconds",
+    "histogram",
+    "Between the tokens of a request, on average.",
+    buckets=TOKEN_S,
+)
 REQUEST_PROMPT = Metric(
     "vllm:request_prompt_tokens", "histogram", "Prompt tokens of a request.", buckets=TOKENS
 )
 REQUEST_GENERATION = Metric(
     "vllm:request_generation_tokens", "histogram", "Tokens that a request made.", buckets=TOKENS
+)
+REQUEST_COMPUTED = Metric(
+    "vllm:request_prefill_kv_computed_tokens",
+    "histogram",
+    "Prompt tokens of a request that were computed, not reused.",
+    buckets=TOKENS,
+)
+LONGEST_GENERATION = Metric(
+    "vllm:request_max_num_generation_tokens",
+    "histogram",
+    "Tokens of the longest answer to a request.",
+    buckets=TOKENS,
+)
+PARAMS_MAX_TOKENS = Metric(
+    "vllm:request_params_max_tokens",
+    "histogram",
+    "The most tokens that an answer to a request could have.",
+    buckets=TOKENS,
+)
+PARAMS_N = Metric(
+    "vllm:request_params_n", "histogram", "Answers that a request asked for.", buckets=decades(100)
 )
 STEPS = Metric("relight:engine_steps", "counter", "Steps of the engine.")
 STEP_TIME = Metric("relight:step_seconds", "gauge", "How long the last step took.")
@@ -165,9 +222,13 @@ IGNORED_FIELDS = Metric(
 METRICS = (
     RUNNING,
     WAITING,
+    WAITING_BY,
+    SLEEP,
+    CACHE_INFO,
     CACHE_USAGE,
     PROMPT_TOKENS,
     CACHED_TOKENS,
+    PROMPT_BY_SOURCE,
     CACHE_QUERIES,
     CACHE_HITS,
     GENERATION_TOKENS,
@@ -180,8 +241,14 @@ METRICS = (
     QUEUE_TIME,
     PREFILL_TIME,
     DECODE_TIME,
+    INFERENCE_TIME,
+    TOKEN_TIME,
     REQUEST_PROMPT,
     REQUEST_GENERATION,
+    REQUEST_COMPUTED,
+    LONGEST_GENERATION,
+    PARAMS_MAX_TOKENS,
+    PARAMS_N,
     STEPS,
     STEP_TIME,
     PACE,

@@ -5,13 +5,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from relight.base import metrics as table
 from relight.base.metrics import COMMON_LABELS, Metric
-from relight.base.types import EngineStats, FinishReason, TokenDelta
+from relight.base.types import EngineInfo, EngineStats, FinishReason, TokenDelta
+from relight.cache.layout import PAGE_TOKENS
 from relight.serve.tally import TallyCollector
 from relight.session import Job
 
@@ -30,6 +37,7 @@ class Metrics:
         self._model_name = model_name
         self._clock = clock
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._engines = EngineCollector(model_name)
         self._registry.register(self._engines)
         self._ignored = _counter(table.IGNORED_FIELDS, self._registry)
@@ -50,9 +58,22 @@ class Metrics:
     def rejected(self, code: str) -> None:
         self._rejected.labels(self._model_name, "", code).inc()
 
-    def render(self, stats: Mapping[str, EngineStats]) -> bytes:
-        """The text for a scrape; `stats` has the state of each engine by its label."""
-        self._engines.stats = stats
+    def call_ended(self, engine: str, jobs: Iterable[Job]) -> None:
+        """Of one call; the later choices of a prompt stand behind its first."""
+        longest: list[int] = []
+        for job in jobs:
+            if not job.is_later_choice:
+                self._jobs.call(self._model_name, engine, job)
+                longest.append(0)
+            longest[-1] = max(longest[-1], job.times.num_made)
+        for num_tokens in longest:
+            self._jobs.longest.labels(self._model_name, engine).observe(num_tokens)
+
+    def render(
+        self, stats: Mapping[str, EngineStats], infos: Mapping[str, EngineInfo] | None = None
+    ) -> bytes:
+        """The text for a scrape; state and description of each engine by its label."""
+        self._engines.stats, self._engines.infos = stats, infos or {}
         return generate_latest(self._registry)
 
 
@@ -76,7 +97,7 @@ class JobObserver:
         now = self._clock()
         progress = self._progress.get(job.request.id)
         if progress is None:
-            progress = self._progress[job.request.id] = _Progress(now, now)
+            progress = self._progress[job.request.id] = _Progress(now, now, delta.prefill_s)
             self._first(job, delta, now)
             gap_s, num_gaps = 0.0, num_tokens - 1
         else:
@@ -97,12 +118,20 @@ class JobObserver:
         if progress:
             decode_s = progress.last_s - progress.first_s
             metrics.decode_time.labels(*self._labels).observe(decode_s)
+            metrics.inference_time.labels(*self._labels).observe(progress.prefill_s + decode_s)
+            if num_tokens > 1:
+                mean_s = decode_s / (num_tokens - 1)
+                metrics.token_time.labels(*self._labels).observe(mean_s)
         metrics.request_generation.labels(*self._labels).observe(num_tokens)
 
     def _first(self, job: Job, delta: TokenDelta, now: float) -> None:
         metrics = self._metrics
         self._prompt_tokens.inc(len(job.request.prompt))
+        num_computed = max(0, len(job.request.prompt) - delta.num_cached)
         metrics.cached_tokens.labels(*self._labels).inc(delta.num_cached)
+        metrics.by_source.labels(*self._labels, "local_cache_hit").inc(delta.num_cached)
+        metrics.by_source.labels(*self._labels, "local_compute").inc(num_computed)
+        metrics.request_computed.labels(*self._labels).observe(num_computed)
         metrics.first_token.labels(*self._labels).observe(now - job.arrived)
         metrics.queue_time.labels(*self._labels).observe(delta.queue_s)
         metrics.prefill_time.labels(*self._labels).observe(delta.prefill_s)
@@ -112,6 +141,7 @@ class JobObserver:
 class _Progress:
     first_s: float
     last_s: float
+    prefill_s: float
     num_tokens: int = 0
 
 
@@ -129,6 +159,19 @@ class _JobMetrics:
         self.decode_time = _histogram(table.DECODE_TIME, registry)
         self.request_prompt = _histogram(table.REQUEST_PROMPT, registry)
         self.request_generation = _histogram(table.REQUEST_GENERATION, registry)
+        self.by_source = _counter(table.PROMPT_BY_SOURCE, registry)
+        self.inference_time = _histogram(table.INFERENCE_TIME, registry)
+        self.token_time = _histogram(table.TOKEN_TIME, registry)
+        self.request_computed = _histogram(table.REQUEST_COMPUTED, registry)
+        self.longest = _histogram(table.LONGEST_GENERATION, registry)
+        self.max_tokens = _histogram(table.PARAMS_MAX_TOKENS, registry)
+        self.num_choices = _histogram(table.PARAMS_N, registry)
+
+    def call(self, model_name: str, engine: str, job: Job) -> None:
+        """What a request asked for."""
+        most = job.request.sampling.max_tokens - job.num_forced
+        self.max_tokens.labels(model_name, engine).observe(most)
+        self.num_choices.labels(model_name, engine).observe(job.options.n)
 
 
 class EngineCollector(Collector):
@@ -137,6 +180,7 @@ class EngineCollector(Collector):
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self.stats: Mapping[str, EngineStats] = {}
+        self.infos: Mapping[str, EngineInfo] = {}
 
     def collect(self) -> Iterator[Family]:
         for metric, read in _ENGINE_METRICS:
@@ -146,6 +190,17 @@ class EngineCollector(Collector):
                 for labels, value in read(stats):
                     family.add_metric((self._model_name, engine, *labels), value)
             yield family
+        yield self._cache_info()
+
+    def _cache_info(self) -> Family:
+        metric = table.CACHE_INFO
+        family = GaugeMetricFamily(
+            metric.name, metric.help, labels=(*COMMON_LABELS, *metric.labels)
+        )
+        for engine, info in self.infos.items():
+            labels = (self._model_name, engine, str(PAGE_TOKENS), str(info.num_pages))
+            family.add_metric(labels, 1)
+        return family
 
 
 def _by_position(read: Callable[[EngineStats], Sequence[int]]) -> Callable[[EngineStats], Samples]:
@@ -164,6 +219,11 @@ def _one(read: Callable[[EngineStats], float]) -> Callable[[EngineStats], Sample
 _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
     (table.RUNNING, _one(lambda s: s.running)),
     (table.WAITING, _one(lambda s: s.waiting)),
+    (table.WAITING_BY, lambda s: [(("capacity",), s.waiting), (("deferred",), 0)]),
+    (
+        table.SLEEP,
+        lambda s: [(("awake",), 1), (("weights_offloaded",), 0), (("discard_all",), 0)],
+    ),
     (table.CACHE_USAGE, _one(lambda s: s.pages_held / max(1, s.pages_total))),
     (table.CACHE_QUERIES, _one(lambda s: s.prompt_tokens)),
     (table.CACHE_HITS, _one(lambda s: s.cached_tokens)),

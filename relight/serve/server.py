@@ -1,6 +1,7 @@
 """What all routes share: engines, names, limits, who may enter. Knows no body and no route."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +18,8 @@ from relight.serve.metrics import Metrics
 from relight.serve.queue import Queue
 from relight.serve.terms import on_terms
 from relight.session import Job, Session
+
+log = logging.getLogger(__name__)
 
 _STATES: tuple[EngineState, ...] = ("busy", "idle", "stuck", "loading", "draining", "dead")
 READY: frozenset[EngineState] = frozenset({"idle", "busy"})
@@ -118,18 +121,19 @@ class Server:
     @asynccontextmanager
     async def queued(self, session: Session, jobs: Sequence[Job]) -> AsyncIterator[None]:
         """Counts the jobs in the queue until they have begun or ended. Raises `Overloaded`."""
-        if not self.queues:
-            yield
-            return
-        queue = self.queues[self.sessions.index(session)]
-        stats = await session.client.stats()
-        with self.counted():
-            queue.enter(jobs, stats)
+        engine = self.sessions.index(session)
+        queue = self.queues[engine] if self.queues else None
+        if queue:
+            stats = await session.client.stats()
+            with self.counted():
+                queue.enter(jobs, stats)
         try:
             yield
         finally:
-            for job in jobs:
-                queue.leave(job.request.id)
+            if queue:
+                for job in jobs:
+                    queue.leave(job.request.id)
+            self.metrics.call_ended(str(engine), jobs)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -154,4 +158,5 @@ class Server:
         if names:
             listed = ", ".join(names[:MAX_IGNORED_SHOWN])
             exchange.headers.append((b"x-relight-ignored", listed.encode()))
+            log.debug("request %r: without effect: %s", exchange.request_id, listed)
             self.metrics.ignored(names)

@@ -105,11 +105,12 @@ async def version(server: Server, exchange: Exchange) -> None:
 
 async def metrics(server: Server, exchange: Exchange) -> None:
     """An engine that cannot be asked is left out, so that the rest can still be read."""
-    stats = {}
+    stats, infos = {}, {}
     for i, session in enumerate(server.sessions):
         try:
             stats[str(i)] = await session.client.stats()
+            infos[str(i)] = session.info
         except Unavailable:
             continue
     content_type = (b"content-type", CONTENT_TYPE.encode())
-    await exchange.reply(server.metrics.render(stats), headers=(content_type,))
+    await exchange.reply(server.metrics.render(stats, infos), headers=(content_type,))

@@ -10,10 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import relight
 from relight.base.metrics import METRICS
 from relight.engine.client import EngineState
+from relight.engine.replay import ReplayClient
 from relight.serve.fields import CHAT_REFUSED, COMPLETION_REFUSED, IGNORED
 from relight.serve.routes import OPERATIONS
 from relight.serve.schema import ChatCall, CompletionCall
-from tests.serve.fakes import EOS, HELLO, WEATHER, answering, tokens
+from tests.serve.fakes import EOS, HELLO, WEATHER, answering, rig, tokens
 
 
 def test_models_are_listed_with_aliases_and_their_context() -> None:
@@ -105,6 +106,10 @@ def test_metrics_tell_what_happened() -> None:
     prompts = sum(len(request.prompt) for request in rig.client.requests)
     assert seen["vllm:prompt_tokens_total"] == {(): prompts}
     assert seen["vllm:prompt_tokens_cached_total"] == {(): 6}
+    assert seen["vllm:prompt_tokens_by_source_total"] == {
+        ("local_cache_hit",): 6,
+        ("local_compute",): prompts - 6,
+    }
     assert seen["vllm:generation_tokens_total"] == {(): rig.client.num_tokens}
     assert seen["vllm:request_success_total"] == {("stop",): 2, ("length",): 1}
     assert seen["vllm:admission_rejections_total"] == {
@@ -118,14 +123,36 @@ def test_metrics_tell_what_happened() -> None:
         "vllm:request_prefill_time_seconds",
         "vllm:request_prompt_tokens",
         "vllm:request_generation_tokens",
+        "vllm:request_inference_time_seconds",
+        "vllm:request_prefill_kv_computed_tokens",
+        "vllm:request_max_num_generation_tokens",
+        "vllm:request_params_max_tokens",
+        "vllm:request_params_n",
     ):
         assert seen[f"{name}_count"] == {(): 3}
     gaps = rig.client.num_tokens - 3
     assert seen["vllm:inter_token_latency_seconds_count"] == {(): gaps}
     assert seen["vllm:num_requests_running"] == {(): 0}
+    assert seen["vllm:cache_config_info"] == {("128", "256"): 1}
+    assert seen["process_resident_memory_bytes"][()] > 0
     assert seen["vllm:kv_cache_usage_perc"] == {(): 0}
     assert seen["relight:tokens_per_second"] == {(): 12.5}
     assert seen["relight:pages"] == {("held",): 0, ("cached",): 0, ("total",): 0}
+
+
+def test_a_request_for_several_answers_is_one_request_in_the_metrics_of_requests() -> None:
+    texts = ["one", "the longest of them", "three"]
+    client = ReplayClient(lambda request: tokens(texts[request.sampling.choice] + EOS))
+    several = rig(client)
+    several.chat(n=3, max_tokens=50, thinking={"type": "disabled"})
+    several.complete("x", max_tokens=20)
+    seen = samples(several.request("GET", "/metrics").text)
+    longest = [len(tokens(text + EOS)) for text in (texts[1], texts[0])]
+    assert seen["vllm:request_max_num_generation_tokens_sum"] == {(): sum(longest)}
+    assert seen["vllm:request_params_n_sum"] == {(): 3 + 1}
+    assert seen["vllm:request_params_max_tokens_sum"] == {(): 50 + 20}
+    assert seen["vllm:request_params_n_count"] == {(): 2}
+    assert seen["vllm:request_time_per_output_token_seconds_count"] == {(): 4}
 
 
 def test_every_declared_metric_is_exported() -> None:
