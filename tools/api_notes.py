@@ -5,7 +5,8 @@ NOTES = {
     "model": "a name of `GET /v1/models`; `[1m]` behind it is cut off; absent: the only model",
     "messages": "the conversation",
     "stream": "an event stream instead of one answer",
-    "stream_options": "`include_usage`: a last chunk with `usage`; needs `stream`",
+    "stream_options": "`include_usage`: a last chunk with `usage`; `continuous_usage_stats`: all "
+    "chunks have that of their choice so far; needs `stream`",
     "max_tokens": "most tokens of the answer; absent: see `--default-max-tokens`",
     "max_completion_tokens": "the same as `max_tokens`, before which it goes",
     "max_output_tokens": "most tokens of the answer; absent: see `--default-max-tokens`",

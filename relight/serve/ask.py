@@ -17,6 +17,7 @@ from relight.serve.schema import (
     NamedToolChoice,
     PromptFields,
     SamplingFields,
+    UsageIn,
 )
 from relight.session import Options
 from relight.text.conversation import (
@@ -94,13 +95,17 @@ def _told_format(call: FormFields) -> tuple[ResponseFormat, Any]:
     return ("json_object" if format.kind == "json_object" else "text"), None
 
 
-def ignored(call: PromptFields | ChatCall) -> Iterator[str]:
-    """Members of parts of messages that have no place in a prompt."""
+def ignored(call: SamplingFields) -> Iterator[str]:
+    """Members of parts of messages that have no place in a prompt, and of options that have no
+    effect as they stand."""
     messages = getattr(call, "messages", None) or ()
     contents = (m.content for m in messages if isinstance(m.content, list))
     parts = (part for content in contents for part in content if isinstance(part, dict))
     names = {name for part in parts for name in part.keys() - PART if part[name] is not None}
     yield from (f"messages.content.{name}" for name in sorted(names))
+    streams = call.stream_options
+    if streams and streams.continuous_usage_stats and not streams.include_usage:
+        yield "stream_options.continuous_usage_stats"
 
 
 def _thinking_budget(call: SamplingFields) -> int | None:
@@ -130,16 +135,18 @@ def _logprobs(call: SamplingFields) -> int | None:
     return None if asked is False else asked
 
 
-def check_stream_options(call: SamplingFields) -> bool:
-    """Whether the stream shall end with usage."""
+def usage_in(call: SamplingFields) -> UsageIn:
+    """Raises `BadRequest` for options of a stream where there is none."""
     if call.stream_options is None:
-        return False
+        return "none"
     if not call.stream:
         raise BadRequest(
             "stream_options is for streams only; set stream to true or leave stream_options out",
             param="stream_options",
         )
-    return bool(call.stream_options.include_usage)
+    if not call.stream_options.include_usage:
+        return "none"
+    return "every" if call.stream_options.continuous_usage_stats else "last"
 
 
 def _message(message: ChatMessage, param: str) -> Message:

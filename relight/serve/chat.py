@@ -31,10 +31,10 @@ async def chat_completions(server: Server, exchange: Exchange) -> None:
         decoded, conversation, options = await aside(lambda: _read(body, strict), body)
         call = decoded.call
         model = server.model_name(call.model)
-        include_usage = ask.check_stream_options(call)
+        usage_in = ask.usage_in(call)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(options.n) as session:
-        head = wire.Head(int(server.wall_clock()), model, include_usage)
+        head = wire.Head(int(server.wall_clock()), model, usage_in)
         work = _answer(server, exchange, session, call, conversation, options, head)
         await exchange.while_connected(work, server.stopping)
 
@@ -93,8 +93,8 @@ async def _events(
     """`copy`: reasoning is sent under both of its names."""
     usages = []
     scores: list[list[Scored]] = [[] for _ in jobs]  # sent with the text that they belong to
-    for index in range(len(jobs)):
-        yield head.chat_chunk([wire.first_choice(index)])
+    for index, job in enumerate(jobs):
+        yield head.chat_chunk([wire.first_choice(index)], head.so_far(job))
     async with aclosing(together(session, jobs)) as pieces:
         async for index, piece in pieces:
             if not include_reasoning and _is_reasoning(piece):
@@ -107,10 +107,10 @@ async def _events(
                 scores[index].clear()
                 if copy:
                     choice.delta.reasoning = choice.delta.reasoning_content
-                yield head.chat_chunk([choice])
+                yield head.chat_chunk([choice], head.so_far(jobs[index]))
             if isinstance(piece, Finish):
                 usages.append((jobs[index], piece.usage))
-    if head.include_usage:
+    if head.usage_in != "none":
         yield head.chat_chunk([], wire.total_usage(usages))
     yield sse.DONE
 

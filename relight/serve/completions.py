@@ -33,17 +33,20 @@ async def completions(server: Server, exchange: Exchange) -> None:
     strict = server.options.strict_fields
     with server.counted():
         decoded = await aside(
-            lambda: decode(body, CompletionCall, COMPLETION_REFUSED, strict=strict), body
+            lambda: decode(
+                body, CompletionCall, COMPLETION_REFUSED, strict=strict, idle=ask.ignored
+            ),
+            body,
         )
         call = decoded.call
         model = server.model_name(call.model)
-        include_usage = ask.check_stream_options(call)
+        usage_in = ask.usage_in(call)
         prompts = _prompts(call.prompt)
         options = ask.options(call)
         _check_echo(call, options)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(len(prompts) * options.n) as session:
-        head = wire.Head(int(server.wall_clock()), model, include_usage)
+        head = wire.Head(int(server.wall_clock()), model, usage_in)
         work = _answer(server, exchange, session, call, prompts, options, head)
         await exchange.while_connected(work, server.stopping)
 
@@ -90,7 +93,7 @@ async def _events(
     usages = []
     for index, echo in enumerate(echoes):
         if echo:
-            yield head.text_chunk([TextChoice(index, echo)])
+            yield head.text_chunk([TextChoice(index, echo)], head.so_far(jobs[index]))
     scores: list[list[Scored]] = [[] for _ in jobs]  # sent with the text that comes next
     firsts = [_first(session, job) for job in jobs]
     async with aclosing(together(session, jobs)) as pieces:
@@ -111,8 +114,8 @@ async def _events(
                 choice.logprobs = wire.text_logprobs(scores[index], firsts[index])
                 scores[index].clear()
                 firsts[index] = None
-            yield head.text_chunk([choice])
-    if head.include_usage:
+            yield head.text_chunk([choice], head.so_far(jobs[index]))
+    if head.usage_in != "none":
         yield head.text_chunk([], wire.total_usage(usages))
     yield sse.DONE
 

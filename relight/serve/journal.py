@@ -38,16 +38,13 @@ def write(exchange: Exchange, mode: Mode, elapsed_s: float) -> None:
 def _work(jobs: Iterable[Job]) -> dict[str, Any]:
     """Of all answers together; a prompt counts once. Times are those of the slowest."""
     jobs = list(jobs)
-    ends = [job.times.finish for job in jobs if job.times.finish]
     first = [job for job in jobs if not job.is_later_choice]
     return {
         "ids": [job.request.id for job in jobs],
         "prompt_tokens": sum(job.num_prompt for job in first),
-        "cached_tokens": sum(
-            job.times.finish.usage.cached_tokens for job in first if job.times.finish
-        ),
+        "cached_tokens": sum(job.times.num_cached for job in first),
         "made_tokens": sum(job.times.num_made for job in jobs),
-        "reasoning_tokens": sum(end.usage.reasoning_tokens for end in ends),
+        "reasoning_tokens": sum(job.times.num_reasoning for job in jobs),
         "finish": [job.times.finish.reason if job.times.finish else "abort" for job in jobs],
         "queue_ms": _slowest(job.times.queue_s for job in jobs),
         "prefill_ms": _slowest(job.times.prefill_s for job in jobs),

@@ -4,7 +4,7 @@ Knows the shape of a field, not what a field does.
 A field that is declared in a call is honoured. What a call names besides is in `fields`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -36,10 +36,13 @@ StopIds = Annotated[list[TokenId], MAX_STOP_IDS]
 LogitBias = Annotated[dict[TokenId, Bias], MAX_BIASES]
 MaxTokensOrNone = Annotated[int, msgspec.Meta(ge=0)]
 Effort = str | int | float
+UsageIn = Literal["none", "last", "every"]
+"""Which chunks of a stream tell a usage."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaBody(msgspec.Struct, kw_only=True):

@@ -28,6 +28,7 @@ from relight.serve.schema import (
     ToolCallBody,
     ToolCallDelta,
     UsageBody,
+    UsageIn,
 )
 from relight.session import Answer, CallStart, Candidate, Finish, Job, Piece, Scored
 from relight.text.parse import Content, Reasoning, ToolCallArguments
@@ -35,17 +36,21 @@ from relight.text.parse import Content, Reasoning, ToolCallArguments
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every body and chunk of one answer repeats. With `include_usage` every chunk has a
-    usage, null but in the last."""
+    """What every body and chunk of one answer repeats. Where a stream tells its usage, each chunk
+    has one: null but in the last, or that of its answer so far."""
 
     created: int
     model: str
-    include_usage: bool = False
+    usage_in: UsageIn = "none"
     id: str = ""
 
     def named(self, kind: str, job: Job) -> "Head":
         """With the id by which the engine's log knows the request."""
         return replace(self, id=f"{kind}-{job.request.id}")
+
+    def so_far(self, job: Job) -> Usage | None:
+        """What a chunk of this answer tells."""
+        return job.usage if self.usage_in == "every" else None
 
     def chat_chunk(self, choices: list[DeltaChoice], usage: Usage | None = None) -> bytes:
         return sse.event(
@@ -77,7 +82,7 @@ class Head:
         )
 
     def _usage(self, usage: Usage | None) -> UsageBody | UnsetType | None:
-        if not self.include_usage:
+        if self.usage_in == "none":
             return UNSET
         return None if usage is None else usage_body(usage)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from relight.base.types import FinishReason, Request, TokenDelta
+from relight.base.types import FinishReason, Request, TokenDelta, Usage
 from relight.session.memory import Opening
 from relight.session.pieces import Finish
 from relight.session.request import Options
@@ -14,13 +14,16 @@ from relight.text.conversation import Start, Tool
 @dataclass(slots=True)
 class Times:
     """How long a request waited for its slot, was read, and was made, and how it ended; set when it
-    has ended by itself. `num_made` counts its tokens from the first on."""
+    has ended by itself. The numbers of tokens count from the first on: those that were found in the
+    cache, those that were made, and those of reasoning among them."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     finish: Finish | None = None
+    num_cached: int = 0
     num_made: int = 0
+    num_reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,17 @@ class Job:
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt) + self.num_forced
+
+    @property
+    def usage(self) -> Usage:
+        """What was read and made so far."""
+        times = self.times
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            completion_tokens=times.num_made,
+            cached_tokens=times.num_cached,
+            reasoning_tokens=times.num_reasoning,
+        )
 
     @property
     def is_later_choice(self) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from relight.base.errors import BadRequest, StepFailed, Unavailable
 from relight.base.packaged import model_folder
 from relight.base.settings import Settings
-from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta, Usage
+from relight.base.types import EngineInfo, FinishReason, Request, TokenDelta
 from relight.engine.client import EngineClient
 from relight.session.aside import Aside, num_characters
 from relight.session.checker import Checker, InChild, InProcess
@@ -259,6 +259,7 @@ class Session:
                     if started:
                         started.set()
                     produced += len(delta.tokens)
+                    job.times.num_cached = delta.num_cached
                     job.times.num_made = max(0, produced - job.num_forced)
                     if self._observer:
                         self._observer.delta(job, delta)
@@ -269,6 +270,7 @@ class Session:
                         raise Unavailable("the engine gave this request up; send it again later")
                     tokens = text_tokens(job, delta)
                     pieces = pipeline.feed(tokens, delta.logprobs)
+                    job.times.num_reasoning = pipeline.reasoning_tokens
                     if heard:
                         heard.add(tokens, pieces)
                     for piece in pieces:
@@ -380,12 +382,7 @@ class Session:
         )
 
     def _finish(self, job: Job, pipeline: Pipeline, last: TokenDelta) -> Finish:
-        usage = Usage(
-            prompt_tokens=job.num_prompt,
-            completion_tokens=job.times.num_made,
-            cached_tokens=last.num_cached,
-            reasoning_tokens=pipeline.reasoning_tokens,
-        )
+        usage = job.usage
         if pipeline.stopped_by is not None:
             return Finish("stop", usage, pipeline.stopped_by)
         if last.finish == "length":
