@@ -41,7 +41,7 @@ NOTES = {
     "continue_final_message": "goes on with the last message; so does `prefix` in it",
     "include_reasoning": "false: reasoning is made and not sent",
     "logprobs": "log probabilities of the answer's tokens",
-    "top_logprobs": "how many of the best tokens are told with each; needs `logprobs`",
+    "top_logprobs": "how many of the best tokens are told with each log probability",
     "response_format": "the form of the content: json_object, json_schema, regex, grammar",
     "structured_outputs": "the same as vLLM says it: json, regex, choice, grammar, json_object",
     "guided_json": "a JSON schema, or its text, that the content follows",
@@ -60,7 +60,8 @@ NOTES = {
     "input": "text, or items of the conversation",
     "instructions": "a system message in front",
     "text": "`format`: the form of the text",
-    "include": "`reasoning.encrypted_content` returns reasoning in a form to send back",
+    "include": "`reasoning.encrypted_content` returns reasoning in a form to send back, "
+    "`message.output_text.logprobs` log probabilities of the text's tokens",
     "metadata": "returned as it came",
     "system": "text, or blocks of text",
 }

@@ -1,6 +1,7 @@
 """Log probabilities on the wire: which tokens have them, where they stand, and the same for every
 split of a stream."""
 
+import json
 from typing import Any
 
 import pytest
@@ -169,3 +170,39 @@ def test_the_drawn_token_is_among_the_best_of_a_raw_completion() -> None:
     client = ReplayClient(lambda _: tokens("ab"), score=lambda t: Logprobs(-3.0))
     found = rig(client).complete("x", logprobs=0).json()["choices"][0]["logprobs"]
     assert [list(top.values()) for top in found["top_logprobs"]] == [[-3.0]] * len(found["tokens"])
+
+
+ITEMS = {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+@pytest.mark.parametrize("per_delta", [1, 3, 1000])
+@pytest.mark.parametrize("text", TEXTS)
+def test_items_tell_of_their_texts_what_chat_tells_of_content(text: str, per_delta: int) -> None:
+    chat = told(text).chat(tools=[WEATHER], **ASK).json()["choices"][0]["logprobs"]["content"]
+    ask = ITEMS | {"tools": [{"type": "function", **WEATHER["function"]}]}
+    whole = told(text).post("/v1/responses", ask).json()
+    assert whole["top_logprobs"] == 2
+    messages = [item for item in whole["output"] if item["type"] == "message"]
+    parts = [part for message in messages for part in message["content"]]
+    assert [item for part in parts for item in part["logprobs"]] == chat
+    stream = told(text, per_delta).post("/v1/responses", ask | {"stream": True})
+    told_by: dict[str, list[Any]] = {}
+    for line in stream.text.splitlines():
+        if line.startswith("data: ") and "output_text" in line:
+            event = json.loads(line.removeprefix("data: "))
+            told_by.setdefault(event["type"], []).extend(event.get("logprobs", ()))
+    if chat:
+        assert told_by["response.output_text.delta"] == chat
+        assert told_by["response.output_text.done"] == chat
+
+
+def test_items_tell_nothing_unless_it_is_asked() -> None:
+    body = told("</think>a" + EOS).post("/v1/responses", {"input": "Hi"}).json()
+    assert body["output"][0]["content"][0]["logprobs"] == []
+    assert "top_logprobs" not in body
+    reply = told("a").post("/v1/responses", ITEMS | {"include": []})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == (
+        "top_logprobs is 2 and include has no message.output_text.logprobs; add it or leave "
+        "top_logprobs out"
+    )

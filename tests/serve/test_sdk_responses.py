@@ -83,6 +83,18 @@ def test_tools_and_their_results(
     assert "<tool_result>sunny</tool_result>" in prompt
 
 
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    ask = ASK | {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    part: Any = client.responses.create(**ask).output[-1].content[0]  # type: ignore[union-attr]
+    assert b"".join(bytes(token.bytes) for token in part.logprobs).decode() == part.text
+    with client.responses.stream(**ask) as stream:
+        events: list[Any] = list(stream)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    told = [token.token for event in deltas for token in event.logprobs]
+    assert told == [token.token for token in part.logprobs]
+    assert events[-1].response.output[-1].content[0].logprobs == part.logprobs
+
+
 class City(pydantic.BaseModel):
     name: str
     size: int

@@ -3,7 +3,6 @@ nothing that the chat call decides."""
 
 from dataclasses import dataclass
 
-from relight.base.errors import Unsupported
 from relight.serve.chat_only import chat_only
 from relight.serve.decode import check_depth, shown_name
 from relight.serve.fields import Refused
@@ -12,6 +11,9 @@ from relight.serve.responses.items import read_items
 from relight.serve.responses.schema import ResponsesCall, TextFields
 from relight.serve.responses.tools import Tools, read_choice, read_tools
 from relight.serve.schema import ChatCall, ChatMessage, JsonSchemaBody, ResponseFormatBody
+
+SEALED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
 
 _STORED = Refused((), "nothing is stored here: send the whole conversation in input")
 
@@ -25,17 +27,14 @@ REFUSED = chat_only(
     output_config="reasoning.effort",
     thinking="reasoning.effort",
     enable_thinking="reasoning.effort",
+    logprobs=f"{LOGPROBS} in include",
 ) | {
     "previous_response_id": _STORED,
     "conversation": _STORED,
     "background": Refused((False,), "leave it out, and stream if the answer takes long"),
     "prompt": Refused((), "send the text itself in instructions or input"),
-    "top_logprobs": Refused((0,), "ask for log probabilities by chat completions"),
 }
 """Fields of the protocol that are not built."""
-
-SEALED = "reasoning.encrypted_content"
-LOGPROBS = "message.output_text.logprobs"
 
 _WORDS = (
     (r'"function": \{"name": …\}', '"name": …'),
@@ -45,6 +44,7 @@ _WORDS = (
     (r"\.tool_call_id", ".call_id"),
     (r"\ba tool message for each call\b", "an output with the call_id of each call"),
     (r"reasoning_effort", "reasoning.effort"),
+    (r"\blogprobs is not true; set logprobs to true\b", f"include has no {LOGPROBS}; add it"),
     (r"response_format(\.json_schema)?", "text.format"),
 )
 
@@ -61,12 +61,7 @@ class Asked:
 
 def chat_call(call: ResponsesCall) -> Asked:
     """Raises `BadRequest` and `Unsupported` that name the field as it was sent."""
-    if LOGPROBS in (call.include or ()):
-        raise Unsupported(
-            f"include names {LOGPROBS}, which is not built; ask for log probabilities by chat "
-            "completions",
-            param="include",
-        )
+    include = call.include or ()
     check_depth(call.metadata, "metadata")
     if call.text and call.text.format:
         check_depth(call.text.format.schema, "text.format.schema")
@@ -92,12 +87,14 @@ def chat_call(call: ResponsesCall) -> Asked:
         stream=call.stream,
         temperature=call.temperature,
         top_p=call.top_p,
+        logprobs=LOGPROBS in include,
+        top_logprobs=call.top_logprobs,
         seed=call.seed,
         cache_salt=call.cache_salt,
     )
     ignored = [f"tools.{kind}" for kind in tools.dropped]
     ignored += [f"input.{kind}" for kind in skipped]
-    ignored += [f"include.{name}" for name in call.include or () if name != SEALED]
+    ignored += [f"include.{name}" for name in include if name not in (SEALED, LOGPROBS)]
     names = Names([place for place, _ in placed], tools.places, _WORDS)
     return Asked(asked, names, tools, tuple(dict.fromkeys(map(shown_name, ignored))))
 

@@ -1,6 +1,6 @@
 """Items of an answer while they grow: each step of one as events. Knows no response around them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -8,6 +8,7 @@ from msgspec import UNSET
 from relight.serve.responses import schema
 from relight.serve.responses.sealed import seal
 from relight.serve.responses.tools import Exposed, text_of
+from relight.serve.schema import ChatLogprob
 
 Told = tuple[type[schema.Event], dict[str, Any]]
 """An event but for its place: number, index and id are added where they are known."""
@@ -58,23 +59,28 @@ class GrowingText:
     def __init__(self, id: str) -> None:
         self.id = id
         self._parts: list[str] = []
+        self._logprobs: list[ChatLogprob] = []
 
     def begin(self) -> Iterator[Told]:
         yield schema.PartAdded, {"part": schema.TextPart("")}
 
-    def add(self, text: str) -> Iterator[Told]:
+    def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> Iterator[Told]:
+        """`logprobs` are those of the tokens of this text, where they are asked for."""
         self._parts.append(text)
-        yield schema.OutputTextDelta, {"delta": text}
+        self._logprobs += logprobs
+        yield schema.OutputTextDelta, {"delta": text, "logprobs": list(logprobs)}
 
     def end(self) -> Iterator[Told]:
-        text = "".join(self._parts)
-        yield schema.OutputTextDone, {"text": text}
-        yield schema.PartDone, {"part": schema.TextPart(text)}
+        part = self._part()
+        yield schema.OutputTextDone, {"text": part.text, "logprobs": part.logprobs}
+        yield schema.PartDone, {"part": part}
 
     def item(self, status: str) -> schema.MessageItem:
-        text = "".join(self._parts)
-        content = [schema.TextPart(text)] if text else []
-        return schema.MessageItem(self.id, status, "assistant", content)
+        part = self._part()
+        return schema.MessageItem(self.id, status, "assistant", [part] if part.text else [])
+
+    def _part(self) -> schema.TextPart:
+        return schema.TextPart("".join(self._parts), logprobs=self._logprobs)
 
 
 class GrowingCall:

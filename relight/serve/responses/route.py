@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from relight.serve import ask
 from relight.serve.decode import Decoded, decode, refuse_ignored
 from relight.serve.exchange import Exchange
@@ -78,4 +80,5 @@ def _response(call: ResponsesCall, id: str, created: int, model: str) -> Respons
         tool_choice="auto" if call.tool_choice is None else call.tool_choice,
         tools=call.tools or [],
         metadata=call.metadata or {},
+        top_logprobs=UNSET if call.top_logprobs is None else call.top_logprobs,
     )

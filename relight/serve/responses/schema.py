@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from relight.serve.schema import CachedTokens, EffortHolder, ReasoningTokens
-from relight.session.request import CacheSalt, MaxTokens, Seed, Temperature, TopP
+from relight.serve.schema import CachedTokens, ChatLogprob, EffortHolder, ReasoningTokens
+from relight.session.request import CacheSalt, MaxTokens, Seed, Temperature, TopLogprobs, TopP
 
 
 class ItemPart(msgspec.Struct, kw_only=True):
@@ -90,6 +90,7 @@ class ResponsesCall(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
+    top_logprobs: TopLogprobs | None = None
     seed: Seed | None = None
     cache_salt: CacheSalt | None = None
 
@@ -101,7 +102,7 @@ class ReasoningPart(msgspec.Struct, tag="reasoning_text"):
 class TextPart(msgspec.Struct, tag="output_text"):
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningItem(msgspec.Struct, tag="reasoning"):
@@ -186,6 +187,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     previous_response_id: None = None
     store: bool = False
     truncation: str = "disabled"
+    top_logprobs: int | UnsetType = UNSET
 
 
 class Event(msgspec.Struct, kw_only=True):
@@ -262,13 +264,13 @@ class ReasoningDone(PlacedEvent, tag="response.reasoning_text.done", kw_only=Tru
 class OutputTextDelta(PlacedEvent, tag="response.output_text.delta", kw_only=True):
     delta: str
     content_index: int = 0
-    logprobs: tuple[()] = ()
+    logprobs: list[ChatLogprob] = []
 
 
 class OutputTextDone(PlacedEvent, tag="response.output_text.done", kw_only=True):
     text: str
     content_index: int = 0
-    logprobs: tuple[()] = ()
+    logprobs: list[ChatLogprob] = []
 
 
 class ArgumentsDelta(PlacedEvent, tag="response.function_call_arguments.delta", kw_only=True):

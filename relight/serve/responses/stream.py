@@ -20,7 +20,8 @@ from relight.serve.responses.growing import (
 from relight.serve.responses.tools import Tools
 from relight.serve.schema import CachedTokens, ReasoningTokens
 from relight.serve.voice import OpenAIVoice, Problem
-from relight.session import CallStart, Finish, Piece
+from relight.serve.wire import chat_logprobs
+from relight.session import CallStart, Finish, Piece, Scored
 from relight.text.parse import Content, Reasoning, ToolCallArguments, ToolCallEnd
 
 
@@ -35,6 +36,7 @@ class ResponseTeller(OpenAIVoice):
         self._num_events = 0
         self._num_items = 0
         self._item: Growing | None = None
+        self._scores: list[Scored] = []  # told with the text that they belong to
 
     def begin(self) -> Iterator[bytes]:
         yield self._state(schema.ResponseCreated)
@@ -47,10 +49,10 @@ class ResponseTeller(OpenAIVoice):
                     id = self._new_id("rs")
                     yield from self._open(GrowingReasoning(id, sealed=self._sealed))
                 yield from self._grow(text)
+            case Scored(section="content"):
+                self._scores.append(piece)
             case Content(text=text):
-                if not isinstance(self._item, GrowingText):
-                    yield from self._open(GrowingText(self._new_id("msg")))
-                yield from self._grow(text)
+                yield from self._say(text)
             case CallStart():
                 yield from self._open(self._call(piece))
             case ToolCallArguments(text=text):
@@ -89,6 +91,14 @@ class ResponseTeller(OpenAIVoice):
         self._item = item
         yield self._event(schema.ItemAdded, self._about(item.item("in_progress")))
         yield from self._placed(item.begin())
+
+    def _say(self, text: str) -> Iterator[bytes]:
+        item = self._item
+        if not isinstance(item, GrowingText):
+            item = GrowingText(self._new_id("msg"))
+            yield from self._open(item)
+        scores, self._scores = self._scores, []
+        yield from self._placed(item.add(text, chat_logprobs(scores).content))
 
     def _grow(self, text: str) -> Iterator[bytes]:
         assert self._item is not None, "an item is open"

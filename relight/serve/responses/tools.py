@@ -17,7 +17,9 @@ from relight.serve.schema import Function, FunctionName, FunctionTool, NamedTool
 DROPPED = frozenset(
     {
         "web_search",
+        "web_search_2025_08_26",
         "web_search_preview",
+        "web_search_preview_2025_03_11",
         "local_shell",
         "image_generation",
         "mcp",
