@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,23 +28,18 @@ from relight.cache.pool import Pool
 from relight.engine.assemble import choose_numerics
 from relight.engine.plan import PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
+from relight.lab.peer import VOCABULARY, Peer, wait
 from relight.lab.synth import synth
 from relight.model.attention import addresses
 from relight.model.transformer import Block, Transformer
 from relight.model.weights import load_weights
 
-SMALL_VOCABULARY = 1024  # embedding and head are not timed
 CSA_ONLY = replace(
     V4_FLASH,
-    vocab_size=SMALL_VOCABULARY,
+    vocab_size=VOCABULARY,
     layers=schedule((4,), num_hash=0),
     draft=DraftSpec("none"),
 )
-
-
-def wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
@@ -102,64 +96,6 @@ class Ours:
             assert isinstance(block, Block)
             assert isinstance(streams, Tensor)
             return block.forward(streams, segment, where, runner.states[0])
-
-
-class Peer:
-    """transformers' DeepseekV4 with one CSA layer and a small vocabulary, random weights."""
-
-    def __init__(self, device: torch.device, context: int, num_experts: int) -> None:
-        from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
-
-        make: Any = DeepseekV4ForCausalLM
-        fields: dict[str, Any] = {
-            "vocab_size": SMALL_VOCABULARY,
-            "num_hidden_layers": 1,
-            "num_hash_layers": 0,
-            "compress_ratios": [4],
-            "n_routed_experts": num_experts,
-        }
-        with torch.device("meta"):
-            self.model = make(DeepseekV4Config(**fields))
-        self.model.to(torch.bfloat16)
-        self.model.to_empty(device=device)
-        for parameter in self.model.parameters():
-            parameter.data.normal_(0, 0.02)
-        for buffer in self.model.buffers():
-            if buffer.is_floating_point():
-                buffer.data.fill_(0.01)
-        self.model.eval()
-        self.device, self.layer_ms = device, 0.0
-        layer = self.model.model.layers[0]
-        layer.register_forward_pre_hook(self._begin)
-        layer.register_forward_hook(self._end)
-        ids = torch.arange(context, device=device) % 1000
-        with torch.inference_mode():
-            out = self.model(input_ids=ids[None], use_cache=True, logits_to_keep=1)
-        # 5.24 renamed past_key_values
-        self.keyword = "cache" if "cache" in out else "past_key_values"
-        self.cache = out[self.keyword]
-
-    def _begin(self, *_: object) -> None:
-        wait(self.device)
-        self.begun = time.perf_counter()
-
-    def _end(self, *_: object) -> None:
-        wait(self.device)
-        self.layer_ms = 1e3 * (time.perf_counter() - self.begun)
-
-    def step(self) -> float:
-        """Milliseconds in the layer for one token after the context (which grows by it)."""
-        token = torch.tensor([[5]], device=self.device)
-        with torch.inference_mode():
-            self.model(input_ids=token, use_cache=True, **{self.keyword: self.cache})
-        return self.layer_ms
-
-    def read(self, rows: int) -> float:
-        """Milliseconds in the layer for a prompt of `rows` tokens without a context."""
-        ids = torch.arange(rows, device=self.device) % 1000
-        with torch.inference_mode():
-            self.model(input_ids=ids[None], use_cache=False, logits_to_keep=1)
-        return self.layer_ms
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import RelightError
-from relight.cli import bench, chat, checkpoint, evaluate, generate, kernels, run, show
+from relight.cli import bench, chat, checkpoint, evaluate, generate, kernels, run, show, step
 from relight.engine.openmp import let_threads_sleep
 
 REMEDY = "give another path, or see to its rights and to free space"
@@ -28,6 +28,7 @@ for command in (
     checkpoint.convert,
     run.doctor,
     run.audit,
+    step.step,
 ):
     app.command()(command)
 app.command("eval")(evaluate.evaluate)

@@ -1,1 +1,2 @@
-"""Looking at machines, checkpoints and promises: doctor, audit, eval, inspect, synth, convert."""
+"""Looking at machines, checkpoints and promises: doctor, audit, eval, step, inspect, synth,
+convert."""

@@ -97,12 +97,12 @@ def load_v41(
     also for a folder without tokenizer, which n-grams are made with."""
     classes = token_classes(model.checkpoint.folder, model.config.vocab_size)
     with WeightSource(device) as source:
-        loaded = _LoadedV41(model.config, model.tensors.used, source, engram)
+        loaded = LoadedV41(model.config, model.tensors.used, source, engram)
         source.run(threads, progress)
     return loaded.network(torch.tensor(classes, device=device))
 
 
-class _LoadedV41(Loaded):
+class LoadedV41(Loaded):
     def __init__(
         self,
         config: ModelConfig,

@@ -1,0 +1,226 @@
+"""The step benchmark: one step of networks of real size, whole, layer by layer and op by op, beside
+what the device can read and multiply in the same run. Knows no checkpoint.
+
+Weights are random and as many layers as asked for or as fit, so that each call brings its own from
+memory. Ops are heard in a step and run again alone with the same arguments; rows choose experts
+anew in each layer. All that is compared runs in turn.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relight.base.numerics import Family
+from relight.lab.clock import Clock, Times
+from relight.lab.peer import layer_times
+from relight.lab.roof import measure_roof
+from relight.lab.step_bench import (
+    PEER_BYTES,
+    Bench,
+    Found,
+    Wanted,
+    build,
+    given_segment,
+    made_segment,
+)
+from relight.lab.step_calls import Call, listening
+from relight.model.attention import addresses
+from relight.model.inputs import Segment
+from relight.model.transformer import Transformer
+
+Tell = Callable[[Found], None]
+
+
+def measure(wanted: Wanted, device: torch.device, tell: Tell) -> Found:
+    """All of it; `tell` gets what there is whenever there is more."""
+    deadline_s = time.monotonic() + wanted.seconds
+    clock = Clock(device)
+    roof = measure_roof(clock, small=wanted.small)
+    models: Found = {}
+    found: Found = {
+        "roof": roof.told(),
+        "recorded": clock.records,
+        "models": models,
+        "finished": False,
+    }
+    for name in wanted.models:
+        told: Found = {}
+        models[name] = told
+        bench = build(name, wanted, clock, roof, deadline_s, told)
+        for _ in _parts(bench, told):
+            tell(found)
+        told["left"] = bench.left
+        del bench
+        tell(found)
+    found["finished"] = not any(told["left"] for told in models.values())
+    tell(found)
+    return found
+
+
+def _parts(bench: Bench, told: Found) -> Iterator[None]:
+    wanted = bench.wanted
+    first = min(wanted.widths)
+    for context in sorted(wanted.contexts, key=lambda one: (one != wanted.context, one)):
+        for rows in wanted.widths:
+            if not bench.in_time(f"{rows} rows at {context}"):
+                continue
+            segment = made_segment(bench.runner, rows, context)
+            told["layers"] += layers(bench, segment, context)
+            if context == wanted.context or rows == first:
+                told["ops"] += ops(bench, segment, context)
+            yield
+    comparable = bench.config.generation == "v4" and wanted.peers and not wanted.small
+    if comparable and bench.in_time("transformers' layer"):
+        device, experts = bench.clock.device, bench.config.num_experts
+        told["transformers"] = layer_times(device, wanted.context, experts, wanted.rounds)
+        yield
+    for rows in wanted.chunks:
+        if bench.in_time(f"a chunk of {rows}"):
+            segment = given_segment(bench.runner, rows)
+            told["prefill"] += layers(bench, segment, 0)
+            told["ops"] += ops(bench, segment, 0)
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some layers of a step, run one after the other."""
+
+    name: str
+    run: Callable[[], object]
+    count: int
+
+
+def parts(bench: Bench, segment: Segment) -> list[Part]:
+    """The whole step, head included, and the layers of each kind where none reads from another."""
+    net, states = bench.network, bench.runner.states
+    found = [Part("step", lambda: net.forward(segment, states), 1)]
+    if not isinstance(net, Transformer):
+        return found
+    where = addresses(net.config, segment)
+    streams = net.embed(segment.token_ids)
+    for kind in dict.fromkeys(layer.attention for layer in net.config.layers):
+        mine = [i for i, layer in enumerate(net.config.layers) if layer.attention == kind]
+
+        def run(mine: Sequence[int] = mine) -> Tensor:
+            out = streams
+            for index in mine:
+                out = net.blocks[index].forward(out, segment, where, states[index])
+            return out
+
+        found.append(Part(kind, run, len(mine)))
+    return found
+
+
+def layers(bench: Bench, segment: Segment, context: int) -> list[Found]:
+    """Times of a step and of a layer of each kind."""
+    with torch.inference_mode():
+        some = parts(bench, segment)
+        heard = {part.name: _hear(part) for part in some}
+        runs = {part.name: _prepared(bench, segment, part.run) for part in some}
+        times = bench.clock.measure(runs, bench.wanted.rounds)
+    return [
+        _line(
+            bench,
+            segment.family,
+            {"layer": part.name, "rows": segment.num_rows, "context": context},
+            times[part.name].shared(part.count),
+            sum(call.nbytes for call in heard[part.name]) / part.count,
+        )
+        for part in some
+    ]
+
+
+def _hear(part: Part) -> list[Call]:
+    with listening() as heard:
+        part.run()
+    return heard
+
+
+def ops(bench: Bench, segment: Segment, context: int) -> list[Found]:
+    """Times of every op of a step, alone, and of peers."""
+    with torch.inference_mode():
+        kinds: dict[str, list[Call]] = {}
+        for call in _hear(parts(bench, segment)[0]):
+            kinds.setdefault(call.kind, []).append(call)
+        peers: dict[str, Callable[[], None]] = {}
+        if bench.wanted.peers:
+            peers = dict(_peers(kinds))
+        work = {kind: _all(call.run for call in calls) for kind, calls in kinds.items()}
+        runs = {name: _prepared(bench, segment, run) for name, run in (work | peers).items()}
+        times = bench.clock.measure(runs, bench.wanted.rounds)
+    lines = []
+    for kind, calls in kinds.items():
+        count = len(calls)
+        what: Found = {"op": kind, "rows": segment.num_rows, "context": context, "calls": count}
+        nbytes = sum(call.nbytes for call in calls) / count
+        flops = sum(_flops(call) for call in calls) / count
+        line = _line(bench, segment.family, what, times[kind].shared(count), nbytes, flops)
+        line["rotation_bytes"] = sum(call.nbytes for call in calls)
+        peer = times.get(f"{kind} by matmul")
+        if peer is not None:
+            line["matmul_us"] = round(peer.shared(count).median, 2)
+        lines.append(line)
+    return lines
+
+
+def _prepared(bench: Bench, segment: Segment, run: Callable[[], object]) -> Callable[[], object]:
+    """Given rows are many, so the host keeps ahead of the device: they are not recorded."""
+    return bench.clock.prepare(run, record=segment.family == "step")
+
+
+def _all(runs: Iterable[Callable[[], object]]) -> Callable[[], None]:
+    listed = list(runs)
+
+    def run() -> None:
+        for one in listed:
+            one()
+
+    return run
+
+
+def _flops(call: Call) -> float:
+    if call.weight is None or call.x is None:
+        return 0.0
+    outputs, inner = call.weight.shape
+    return float(2 * outputs * inner * (call.x.numel() // call.x.shape[-1]))
+
+
+def _peers(kinds: dict[str, list[Call]]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """torch's product with weights that were unpacked before: bf16 where the device has it."""
+    room = PEER_BYTES
+    for kind, calls in kinds.items():
+        if calls[0].weight is None or calls[0].x is None or calls[0].x.dim() != 2:
+            continue
+        x = calls[0].x
+        dtype = torch.float32 if x.device.type == "cpu" else torch.bfloat16
+        room -= sum(call.weight.shape[0] * call.weight.shape[1] * dtype.itemsize for call in calls)
+        if room < 0:
+            return
+        weights = [call.weight.decode().to(dtype).t() for call in calls]
+        plain = x.to(dtype)
+        yield f"{kind} by matmul", _all(_product(plain, w) for w in weights)
+
+
+def _product(x: Tensor, w: Tensor) -> Callable[[], Tensor]:
+    return lambda: x @ w
+
+
+def _line(
+    bench: Bench, family: Family, what: Found, times: Times, nbytes: float, flops: float = 0.0
+) -> Found:
+    found = {
+        **what,
+        "family": family,
+        "us": round(times.median, 2),
+        "least_us": round(times.least, 2),
+        "most_us": round(times.most, 2),
+        "bytes": round(nbytes),
+        "share_of_stream": bench.roof.of_stream(nbytes, times.median),
+    }
+    if flops:
+        found["share_of_matrix"] = bench.roof.of_matrix(flops, times.median)
+    return found

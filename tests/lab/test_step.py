@@ -1,0 +1,100 @@
+"""The step benchmark on a processor, at a small size."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from relight.base.formats import float_row
+from relight.base.official import V4_FLASH, V41_FLASH
+from relight.base.tensors import backbone_tensors
+from relight.cli.main import app
+from relight.kernels import linear, store
+from relight.kernels.codec import DenseWeight
+from relight.kernels.rows import Rows
+from relight.lab.clock import Clock
+from relight.lab.random_model import cut, narrow, random_weights
+from relight.lab.step import measure
+from relight.lab.step_bench import SMALL
+from relight.lab.step_calls import listening
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
+    out = tmp_path / "step.json"
+    done = CliRunner().invoke(
+        app, ["step", "--small", "--device", "cpu", "--out", str(out)], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    assert found["finished"]
+    assert found["roof"]["stream_bytes_per_s"] > 0
+    v4, v41 = found["models"]["v4-flash"], found["models"]["v4.1-flash"]
+    assert {line["layer"] for line in v4["layers"]} == {"step", "csa", "hca"}
+    assert {line["layer"] for line in v41["layers"]} == {"step"}
+    for model in (v4, v41):
+        assert {line["rows"] for line in model["layers"]} == {1, 2}
+        assert all(line["us"] > 0 and line["bytes"] >= 0 for line in model["ops"])
+        assert {line["family"] for line in model["ops"]} == {"step", "prefill"}
+        heard = {line["op"].split()[0].split(".")[0] for line in model["ops"]}
+        assert {"linear", "experts", "attend", "index", "hyper", "norm", "rope", "store"} <= heard
+        products = [line for line in model["ops"] if line["op"].startswith("linear [")]
+        assert all("share_of_matrix" in line and "matmul_us" in line for line in products)
+    assert "v4-flash, 4 of 43 layers" in done.output
+
+
+def test_what_there_is_no_time_for_is_named() -> None:
+    told: list[bool] = []
+    from dataclasses import replace
+
+    wanted = replace(SMALL, models=("v4-flash",), seconds=-1.0)
+    found = measure(wanted, CPU, lambda found: told.append(found["finished"]))
+    assert not found["finished"]
+    assert "1 rows at 256" in found["models"]["v4-flash"]["left"]
+    assert told == [False, False]
+
+
+@pytest.mark.parametrize("config", [V4_FLASH, V41_FLASH])
+def test_random_weights_have_every_tensor_and_no_nan(config) -> None:
+    small = cut(narrow(config), 2)
+    weights = random_weights(small, CPU)
+    stored = sum(t.nbytes for t in backbone_tensors(small))
+    norms = sum(t.nbytes for t in backbone_tensors(small) if "norm" in t.name)
+    assert stored <= weights.nbytes <= stored + norms + 10_000
+    for layer in weights.layers:
+        w = layer.attention.wq_b.decode()
+        assert bool(w.isfinite().all())
+        assert 0.2 < float(w.std()) * w.shape[1] ** 0.5 < 5
+
+
+def test_calls_are_heard_once_with_their_arguments_and_nothing_stays_behind() -> None:
+    before = linear.linear
+    x, w = torch.randn(3, 64), DenseWeight(torch.randn(32, 64))
+    rows = Rows.empty(float_row(64), 5, CPU)
+    with listening() as heard:
+        out = linear.linear(x, w, "step", False, torch.float32)
+        store.put(rows, torch.arange(3), x)
+    assert linear.linear is before
+    product, put = heard
+    assert product.kind == "linear [32, 64] float32"
+    assert product.nbytes == x.nbytes + w.data.nbytes + out.nbytes
+    assert torch.equal(product.run(), out)
+    assert put.kind == "store.put []"
+
+
+def test_runs_take_turns_and_the_first_round_does_not_count() -> None:
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = Clock(CPU).measure(runs, 3)
+    assert "".join(order) == "ab" * 4
+    assert all(0 <= one.least <= one.median <= one.most for one in times.values())
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x"])
+def test_widths_that_are_no_numbers_are_named(text: str) -> None:
+    done = CliRunner().invoke(app, ["step", "--rows", text, "--device", "cpu"])
+    assert "rows is" in str(done.exception)
