@@ -30,7 +30,7 @@ NOTES = {
     "tools": "functions that the model may call",
     "tool_choice": "auto, none, required, or the function that it must call",
     "parallel_tool_calls": "false: there is one call at most",
-    "reasoning_effort": "none, minimal, low, medium, high, xhigh, max; V4.1: also 1 to 100",
+    "reasoning_effort": "none, minimal, low, medium, high, xhigh, ultra, max; V4.1: also 1 to 100",
     "thinking": "`type` enabled, disabled or adaptive; `budget_tokens` closes the reasoning",
     "thinking_token_budget": "reasoning is closed after so many tokens",
     "enable_thinking": "a switch; `thinking` goes before it",

@@ -19,6 +19,8 @@ RAW_MAX_TOKENS = 16
 CHAT_MAX_TOKENS = 8192
 THINKING_MAX_TOKENS = 65_536
 MAX_EFFORT_MAX_TOKENS = 131_072
+MAX_EFFORT = ("ultra", "max")
+"""The words for the most effort."""
 SEEDS = 2**63
 
 
@@ -165,7 +167,7 @@ def chat_max_tokens(conversation: Conversation) -> int:
     """The hosted service's limit for a request that sets none."""
     if not conversation.thinking:
         return CHAT_MAX_TOKENS
-    return MAX_EFFORT_MAX_TOKENS if conversation.effort == "max" else THINKING_MAX_TOKENS
+    return MAX_EFFORT_MAX_TOKENS if conversation.effort in MAX_EFFORT else THINKING_MAX_TOKENS
 
 
 def output_limit(

@@ -23,6 +23,7 @@ EFFORTS: dict[Encoding, dict[Effort | None, str | int | None]] = {
         "medium": "effort_high",
         "high": "effort_high",
         "xhigh": "effort_high",
+        "ultra": "effort_max",
         "max": "effort_max",
     },
     "v4-first": {
@@ -33,6 +34,7 @@ EFFORTS: dict[Encoding, dict[Effort | None, str | int | None]] = {
         "medium": None,
         "high": None,
         "xhigh": "effort_high",
+        "ultra": "effort_high",
         "max": "effort_high",
     },
     "v4.1": {
@@ -43,6 +45,7 @@ EFFORTS: dict[Encoding, dict[Effort | None, str | int | None]] = {
         "medium": 75,
         "high": 75,
         "xhigh": 75,
+        "ultra": 100,
         "max": 100,
     },
 }

@@ -393,6 +393,7 @@ def test_the_first_switch_that_is_present_decides_about_thinking(
         ({"thinking": {"type": "disabled"}}, 8192),
         ({"thinking": {"type": "disabled"}, "reasoning_effort": "max"}, 8192),
         ({}, 65_536),
+        ({"reasoning_effort": "ultra"}, 131_072),
         ({"reasoning_effort": "max"}, 131_072),
         ({"max_tokens": 10**9}, None),
     ],

@@ -103,7 +103,9 @@ def test_generated_requests_with_scripted_answers_are_answered_as_the_oracle_doe
     for _ in range(25):
         body = {"messages": bodies.messages(), "tools": TOOLS}
         body |= bodies.pick.choice([ON, OFF])
-        body["reasoning_effort"] = bodies.pick.choice(["low", "medium", "high", "xhigh", "max"])
+        body["reasoning_effort"] = bodies.pick.choice(
+            ["low", "medium", "high", "xhigh", "ultra", "max"]
+        )
         thinks = body["thinking"]["type"] == "enabled"
         ids = both.tokenizer.encode_raw(answers.answer("reasoning" if thinks else "content"))
         limited = bool(ids) and bodies.pick.random() < 0.3

@@ -107,7 +107,9 @@ class Bodies:
         thinking = self.pick.random() < 0.6
         body["thinking"] = {"type": "enabled" if thinking else "disabled"}
         if self.pick.random() < 0.8:
-            body["reasoning_effort"] = self.pick.choice(["low", "medium", "high", "xhigh", "max"])
+            body["reasoning_effort"] = self.pick.choice(
+                ["low", "medium", "high", "xhigh", "ultra", "max"]
+            )
         if self.pick.random() < 0.5:
             body["tools"] = [
                 {"type": "function", "function": self.function(name)}

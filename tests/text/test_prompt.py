@@ -240,6 +240,7 @@ def test_only_an_assistant_text_can_be_continued(encoder, last):
         ("v4", "medium", 476),
         ("v4", "high", 476),
         ("v4", "xhigh", 476),
+        ("v4", "ultra", 526),
         ("v4", "max", 526),
         ("v4", "none", 476),
         ("v4-first", None, 0),
@@ -248,6 +249,7 @@ def test_only_an_assistant_text_can_be_continued(encoder, last):
         ("v4-first", "medium", 0),
         ("v4-first", "high", 0),
         ("v4-first", "xhigh", 476),
+        ("v4-first", "ultra", 476),
         ("v4-first", "max", 476),
     ],
 )

@@ -120,6 +120,7 @@ def test_a_trailing_system_message_is_answered(v41):
         ("medium", 75),
         ("high", 75),
         ("xhigh", 75),
+        ("ultra", 100),
         ("max", 100),
         (1, 1),
         (37, 37),
