@@ -1,99 +1,235 @@
-"""Everything that needs an accelerator, in one call: tests, a real-size model that answers,
-timings.
+"""Everything that needs an accelerator, in one call of ten minutes: kernels built, checked and
+timed, the tests, text compared between all forms of a step, a model of real size, the step
+benchmark.
 
-    python tools/gpu.py --out DIR [--device cuda] [--minutes 9]
+    python -m tools.gpu --out DIR [--device cuda] [--minutes 9] [--stages texts,step] [--quick]
 
-Writes DIR/foundation.json: device, versions, a hash of the sources that the results are about,
-every test by id with its outcome, what the real-size model answered, and the layer's times. The
-file is committed as docs/gpu/foundation.json; `make check` says when the sources have moved on
-since. Exits with 1 if a test failed or the model did not answer.
+Each stage is a process with a share of the time (what one leaves, the next may use) and writes
+DIR/<stage>.json as it goes, so that a stage which fails or runs out of time leaves what it found,
+and the next one runs all the same. DIR/summary.json has one line a stage; it is printed last. The
+files are committed under docs/gpu; `make check` says when the sources have moved on since. Exits
+with 1 if a stage did not end well.
 """
 
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tools.sources import sources_hash
 
 ROOT = Path(__file__).parents[1]
+LEAST_S = 10.0
+"""With less time left a stage is not begun."""
+LOG_BYTES = 20_000
+"""Of the end of what a stage printed: kept with its result."""
+TIMED_OUT = 124
+
+Found = dict[str, Any]
 
 
-def run(command: list[str], log: Path, limit_s: float, **environment: str) -> tuple[int, str]:
-    """Runs a command from the repository's root; its output goes to the screen's log file."""
+@dataclass(frozen=True)
+class Job:
+    """What a stage is told: where its JSON goes, a folder for what need not be kept, the device,
+    and the seconds that it has."""
+
+    file: Path
+    scratch: Path
+    device: str
+    seconds: float
+    quick: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`command` runs under `python`; `judge` says of what it found whether that is good, and sums
+    it up in few words."""
+
+    name: str
+    seconds: float
+    command: Callable[[Job], Sequence[str]]
+    judge: Callable[[Found], tuple[bool, str]]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _tests(job: Job) -> Sequence[str]:
+    return ("-m", "tools.gpu_tests", "--out", str(job.file), "--device", job.device,
+            "--seconds", str(job.seconds - 5))  # fmt: skip
+
+
+def _step_kernels(job: Job) -> Sequence[str]:
+    quick = ("--quick",) if job.quick else ()
+    cache, minutes = str(job.scratch / "cubins"), str((job.seconds - 20) / 60)
+    return ("-m", "tools.step_kernels", "--file", str(job.file), "--cache", cache, "--minutes",
+            minutes, *quick)  # fmt: skip
+
+
+def _texts(job: Job) -> Sequence[str]:
+    return ("-m", "tools.equal_text", "--out", str(job.file), "--device", job.device)
+
+
+def _real(job: Job) -> Sequence[str]:
+    folder = str(job.scratch / "model")
+    return ("-m", "tools.answer", "--out", str(job.file), "--folder", folder, "--device",
+            job.device)  # fmt: skip
+
+
+def _step(job: Job) -> Sequence[str]:
+    small = ("--small",) if job.quick else ("--layers", "8", "--chunk", "0")
+    kernels = "cuda" if job.device.startswith("cuda") else "auto"
+    call = "from relight.cli.main import main; main()"
+    return ("-c", call, "step", "--out", str(job.file), "--device", job.device, "--kernels",
+            kernels, "--seconds", str(job.seconds - 30), *small)  # fmt: skip
+
+
+def judge_tests(found: Found) -> tuple[bool, str]:
+    counts: dict[str, int] = found.get("counts", {})
+    return not found.get("not_passed") and counts.get("passed", 0) > 0, str(counts)
+
+
+def judge_step_kernels(found: Found) -> tuple[bool, str]:
+    checks = found.get("checks", [])
+    bad = [f"{one['form']} {one['op']} {one['shape']}" for one in checks if not one["good"]]
+    times = len(found.get("times", []))
+    words = f"{len(checks) - len(bad)} of {len(checks)} checks good, {times} times"
+    return bool(checks) and not bad, f"{words}{'; bad: ' if bad else ''}{', '.join(bad)}"
+
+
+def judge_arms(found: Found) -> tuple[bool, str]:
+    arms = found.get("arms", {})
+    words = "; ".join(f"{name}: {_arm(one)}" for name, one in arms.items())
+    return bool(arms) and all(one.get("equal") for one in arms.values()), words
+
+
+def _arm(found: Found) -> str:
+    if "refused" in found:
+        return f"refused ({found['refused']})"
+    words = "equal" if found.get("equal") else found.get("difference", "not equal")
+    return f"{words} ({found.get('step_ms')} ms a step)"
+
+
+def judge_step(found: Found) -> tuple[bool, str]:
+    models = found.get("models", {})
+    layers = [
+        f"{name} {one['layer']} {one['rows']} rows at {one['context']:,}: {one['us']:.0f} µs"
+        for name, model in models.items()
+        for one in model.get("layers", [])
+        if one.get("rows") == 1
+    ]
+    return bool(models) and found.get("finished") is True, "; ".join(layers)
+
+
+STAGES = (
+    Stage("step_kernels", 110, _step_kernels, judge_step_kernels),
+    Stage("texts", 120, _texts, judge_arms),
+    Stage("tests", 120, _tests, judge_tests, {"OMP_NUM_THREADS": "1"}),
+    Stage("answers", 90, _real, judge_arms),
+    Stage("step", 100, _step, judge_step),
+)
+
+
+def run_stages(
+    stages: Iterable[Stage],
+    out: Path,
+    *,
+    device: str,
+    seconds: float,
+    quick: bool = False,
+    about: Found | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Found]:
+    """One line for each stage, in order."""
+    out.mkdir(parents=True, exist_ok=True)
+    begun_s, saved_s, lines = clock(), 0.0, []
+    for stage in stages:
+        left_s = seconds - (clock() - begun_s)
+        limit_s = min(left_s, stage.seconds + saved_s)
+        file = out / f"{stage.name}.json"
+        if limit_s < LEAST_S:
+            line: Found = {"stage": stage.name, "good": False, "words": "no time was left"}
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                job = Job(file, Path(scratch), device, limit_s, quick)
+                line, took_s = _run(stage, job, about or {}, clock)
+            saved_s = max(0.0, stage.seconds + saved_s - took_s)
+        lines.append(line)
+        _write(out / "summary.json", {**(about or {}), "stages": lines})
+        print(
+            f"{stage.name}: {'good' if line['good'] else 'NOT GOOD'}: {line['words']}", flush=True
+        )
+    return lines
+
+
+def _run(stage: Stage, job: Job, about: Found, clock: Callable[[], float]) -> tuple[Found, float]:
+    begun_s = clock()
+    code, log = call([sys.executable, *stage.command(job)], job, stage.environment)
+    took_s = clock() - begun_s
+    found = _read(job.file)
+    good, words = stage.judge(found)
+    if code == TIMED_OUT:
+        words = f"stopped after {job.seconds:.0f} s; {words}"
+    elif code and good:
+        words = f"ended with {code}; {words}"
+    good &= code == 0
+    ran: Found = {"exit_code": code, "seconds": round(took_s, 1), "good": good, "words": words}
+    _write(job.file, {**about, **found, "ran": {**ran, "log": log[-LOG_BYTES:].splitlines()}})
+    if not good:
+        print(log[-3000:], flush=True)
+    return {"stage": stage.name, **ran}, took_s
+
+
+def call(command: Sequence[str], job: Job, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output of a command that runs from the repository's root."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    log = job.scratch / "log"
     with log.open("w") as file:
         try:
-            done = subprocess.run(
+            code = subprocess.run(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": search_path(), **environment},
+                env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                timeout=max(1.0, limit_s),
+                timeout=job.seconds,
                 check=False,
-            )
-            code = done.returncode
+            ).returncode
         except subprocess.TimeoutExpired:
-            code = 124
-    return code, log.read_text()
+            code = TIMED_OUT
+    return code, log.read_text(errors="replace")
 
 
-def search_path() -> str:
-    return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+def _read(file: Path) -> Found:
+    try:
+        found: Found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
-OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED) (\S+?::.+?)(?:\s+\[ *\d+%\])?$")
+def _write(file: Path, found: Found) -> None:
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def tests(out: Path, device: str, workers: int, limit_s: float, which: str) -> dict[str, object]:
-    """Outcomes are read off the log, so that a run that is cut short still tells them."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=15"]
-    command += ["-p", "no:cacheprovider", f"--device={device}", "-n", str(workers)]
-    command += ["--dist", "worksteal", *which.split()]
-    begun = time.monotonic()
-    code, log = run(command, out / "tests.log", limit_s, OMP_NUM_THREADS="1")
-    found = (OUTCOME.search(line) for line in log.splitlines())
-    outcomes = {match[2].strip(): match[1].lower() for match in found if match}
-    print(log[log.find("= FAILURES") :][-9000:] if "= FAILURES" in log else log[-1500:])
+def about_device(device: str) -> Found:
+    import torch
+
+    module = torch.get_device_module(device)
+    name = module.get_device_name() if hasattr(module, "get_device_name") else device
     return {
-        "exit_code": code,
-        "seconds": round(time.monotonic() - begun, 1),
-        "counts": dict(Counter(outcomes.values())),
-        "not_passed": sorted(name for name, outcome in outcomes.items() if outcome != "passed"),
-        "outcomes": outcomes,
+        "sources": sources_hash(),
+        "device": name,
+        "torch": str(torch.__version__),
+        "python": sys.version.split()[0],
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": "python -m tools.gpu --out DIR",
     }
-
-
-def answers(out: Path, device: str, folder: Path, limit_s: float) -> dict[str, object]:
-    """Four random layers of real size, every kind among them: synth, load, answer."""
-    from relight.lab.synth import preset, synth
-
-    begun = time.monotonic()
-    synth(preset("v4-flash", 4), folder, seed=1, threads=os.cpu_count() or 1)
-    wrote_s = time.monotonic() - begun
-    script = ROOT / "tools" / "answer.py"
-    command = [sys.executable, str(script), str(folder), device]
-    code, log = run(command, out / "answer.log", limit_s)
-    print(log[-3000:])
-    lines = [line for line in log.splitlines() if line.startswith("{")]
-    found = json.loads(lines[-1]) if lines else {}
-    return {"exit_code": code, "synth_s": round(wrote_s, 1), **found}
-
-
-def layer(out: Path, device: str, folder: Path, limit_s: float) -> dict[str, object]:
-    script = ROOT / "tools" / "bench_layer.py"
-    command = [sys.executable, str(script), "--folder", str(folder), "--device", device]
-    command += ["--context", "4096", "--chunk", "2048"]
-    code, log = run(command, out / "layer.log", limit_s)
-    print(log[-2000:])
-    lines = [line for line in log.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if code == 0 and lines else {"exit_code": code}
 
 
 def main() -> None:
@@ -101,44 +237,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument(
-        "--tests",
-        default="tests/cache tests/engine tests/model relight/kernels",
-        help="pytest paths",
-    )
-    parser.add_argument("--parts", default="answers,tests,layer")
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--stages", default=",".join(names), help="of " + ", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="small sizes, and no kernel is timed")
     args = parser.parse_args()
-    deadline = time.monotonic() + 60 * args.minutes
-    args.out.mkdir(parents=True, exist_ok=True)
-    import torch
-
-    result: dict[str, object] = {
-        "sources": sources_hash(),
-        "device": torch.get_device_module(args.device).get_device_name(),
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python tools/gpu.py --out DIR",
-    }
-    good = True
-    found: dict[str, object]
-    with tempfile.TemporaryDirectory() as scratch:
-        for part in args.parts.split(","):
-            left = deadline - time.monotonic()
-            if part == "tests":
-                result[part] = found = tests(args.out, args.device, args.workers, left, args.tests)
-            elif part == "answers":
-                result[part] = found = answers(args.out, args.device, Path(scratch) / "model", left)
-            else:
-                result[part] = found = layer(args.out, args.device, Path(scratch) / "layer", left)
-            good &= found.get("exit_code", 0) == 0
-            (args.out / "foundation.json").write_text(json.dumps(result, indent=1) + "\n")
-    for part in args.parts.split(","):
-        shown = result.get(part)
-        if isinstance(shown, dict):
-            print(part, json.dumps({k: v for k, v in shown.items() if k != "outcomes"}, indent=1))
-    sys.exit(0 if good else 1)
+    chosen = args.stages.split(",")
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(names)}")
+    stages = [stage for stage in STAGES if stage.name in chosen]
+    about = about_device(args.device)
+    seconds = 60 * args.minutes
+    lines = run_stages(
+        stages, args.out, device=args.device, seconds=seconds, quick=args.quick, about=about
+    )
+    sys.exit(0 if all(line["good"] for line in lines) else 1)
 
 
 if __name__ == "__main__":

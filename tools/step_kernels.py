@@ -1,8 +1,8 @@
 """Builds, checks and times the step kernels on a CUDA device, in one call of some minutes.
 
-    python -m tools.step_kernels --out DIR [--minutes 8] [--quick]
+    python -m tools.step_kernels --file FILE --cache DIR [--minutes 8] [--quick]
 
-Writes DIR/step_kernels.json, to be committed as docs/gpu/step_kernels.json: device, versions, the
+Writes the file as it goes, to be committed as docs/gpu/step_kernels.json: device, versions, the
 hash of the sources, registers and spills, the error of every trial and whether rows keep their bits
 (also of the form for Volta, whose PTX the driver compiles), and for each shape the time with its
 share of a read-only stream measured in the same run. Weights rotate through more than a cache
@@ -229,14 +229,14 @@ def line_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--file", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True, help="folder of compiled kernels")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--quick", action="store_true", help="build and check, no times")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
-    args.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda", torch.cuda.current_device())
-    cache, arch = args.out / "cubins", architecture(device)
+    cache, arch = args.cache, architecture(device)
     begun = time.monotonic()
     built = list(build_all([(builder(arch, say, cache), kernel) for kernel in kernels(arch)]))
     result: dict[str, object] = {
@@ -244,7 +244,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python -m tools.step_kernels --out DIR",
+        "command": "python -m tools.step_kernels --file FILE --cache DIR",
         "build_s": round(time.monotonic() - begun, 1),
         "kernels": {k.name: msgspec.structs.asdict(cubin.usage) for _, k, cubin in built},
     }
@@ -252,7 +252,7 @@ def main() -> None:
     volta = Toolbox(builder("compute_70", say, cache), cuda_launcher(device))
     checks = [*checked(tools, device, arch), *checked(volta, device, "compute_70")]
     result["checks"] = checks
-    write(args.out, result)
+    write(args.file, result)
     if not args.quick and form_of(arch).bf16:
         times: list[dict[str, object]] = []
         read = stream_us(tools, device, 2**30, 1)
@@ -261,12 +261,12 @@ def main() -> None:
         for part in (linears, grouped, head, routed):
             if time.monotonic() < deadline:
                 times += part(bench)
-                write(args.out, result)
+                write(args.file, result)
     sys.exit(0 if all(line["good"] for line in checks) else 1)
 
 
-def write(folder: Path, result: dict[str, object]) -> None:
-    (folder / "step_kernels.json").write_text(json.dumps(result, indent=1) + "\n")
+def write(file: Path, result: dict[str, object]) -> None:
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from relight.base.config import PAGE_TOKENS
+from relight.base.errors import BadSetting
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
 
@@ -71,6 +72,7 @@ class Audit:
     def promises(self) -> Iterator[Promise]:
         yield self._speculation()
         yield self._batch()
+        yield self._recorded()
         yield self._chunks()
         yield self._warm()
         yield self._generated()
@@ -138,6 +140,24 @@ class Audit:
             f"{len(requests)} requests alone, together, and together in turned order",
             zip(alone + alone, together + turned, strict=True),
         )
+
+    def _recorded(self) -> Promise:
+        """Of all widths up to that of the batch, since answers end one by one."""
+        text = "recorded steps give the text of eager ones"
+        requests = [
+            self._request(
+                f"step {i}", self._prompt(f"step {i}", length), max_tokens=self.tokens + i
+            )
+            for i, length in enumerate((1, 60, 127, 200, 300))
+        ]
+        try:
+            with self._engine(graphs="on", prefix_cache="off") as engine:
+                recorded = engine.run(requests)
+        except BadSetting as refused:
+            return Promise(text, "not checked", refused.message)
+        with self._engine(graphs="off", prefix_cache="off") as engine:
+            eager = engine.run(requests)
+        return _compare(text, f"{len(requests)} requests", zip(eager, recorded, strict=True))
 
     def _chunks(self) -> Promise:
         request = self._request("chunks", self._prompt("chunks", 3 * PAGE_TOKENS + 11))

@@ -60,7 +60,7 @@ def verdicts(noise: Noise, **settings: object) -> dict[str, Promise]:
     return {promise.text.split()[0]: promise for promise in audit.promises()}
 
 
-NAMES = {"batch", "any", "warm", "with", "starting", "reused", "the"}
+NAMES = {"batch", "recorded", "any", "warm", "with", "starting", "reused", "the"}
 
 
 def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
@@ -84,12 +84,13 @@ def test_guesses_are_compared_width_by_width() -> None:
     ("noise", "broken"),
     [
         (lambda settings, mates, cached, lost: mates, {"batch"}),
+        (lambda settings, mates, cached, lost: settings.graphs == "on", {"recorded"}),
         (lambda settings, mates, cached, lost: settings.max_step_tokens, {"any"}),
         (lambda settings, mates, cached, lost: cached, {"warm", "with"}),
         (lambda settings, mates, cached, lost: lost, {"starting", "reused"}),
         (lambda settings, mates, cached, lost: settings.threads, {"the"}),
     ],
-    ids=["mates", "chunks", "cache", "preemption", "threads"],
+    ids=["mates", "recorded", "chunks", "cache", "preemption", "threads"],
 )
 def test_a_broken_promise_is_named_and_no_other(noise: Noise, broken: set[str]) -> None:
     found = verdicts(noise)

@@ -1,0 +1,141 @@
+"""The call that needs an accelerator goes on whatever becomes of one of its stages."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import equal_text
+from tools.arms import difference
+from tools.gpu import (
+    STAGES,
+    Found,
+    Job,
+    Stage,
+    judge_arms,
+    judge_step_kernels,
+    judge_tests,
+    run_stages,
+)
+from tools.gpu_tests import outcome
+
+GOOD = "import json, sys; json.dump({'value': 7}, open(sys.argv[1], 'w')); print('said')"
+FAILS = GOOD + "; raise SystemExit('no device')"
+SILENT = "print('nothing written'); raise SystemExit(3)"
+ENDLESS = GOOD + "; import time; time.sleep(60)"
+
+
+def stage(name: str, code: str, seconds: float = 30.0) -> Stage:
+    def command(job: Job) -> tuple[str, ...]:
+        return ("-c", code, str(job.file))
+
+    return Stage(name, seconds, command, lambda found: (found.get("value") == 7, f"{len(found)}"))
+
+
+def results(out: Path) -> dict[str, Found]:
+    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+
+
+def test_a_stage_that_fails_leaves_what_it_found_and_the_next_one_runs(tmp_path: Path) -> None:
+    stages = [stage("bad", FAILS), stage("silent", SILENT), stage("good", GOOD)]
+    lines = run_stages(stages, tmp_path / "out", device="cpu", seconds=100, about={"sources": "x"})
+    assert [line["good"] for line in lines] == [False, False, True]
+    found = results(tmp_path / "out")
+    assert set(found) == {"bad", "silent", "good", "summary"}
+    assert {one["sources"] for one in found.values()} == {"x"}
+    assert (found["bad"]["value"], found["bad"]["ran"]["exit_code"]) == (7, 1)
+    assert "no device" in found["bad"]["ran"]["log"]
+    assert found["silent"]["ran"]["log"] == ["nothing written"]
+    assert found["good"]["ran"]["good"]
+    assert [line["stage"] for line in found["summary"]["stages"]] == ["bad", "silent", "good"]
+
+
+def test_a_stage_without_an_end_is_stopped_and_keeps_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.gpu.LEAST_S", 1.0)
+    clock = iter((0.0, 0.0, 0.0, 30.0, 30.0, 30.0, 31.0))
+    stages = [stage("endless", ENDLESS, 3.0), stage("good", GOOD)]
+    lines = run_stages(stages, tmp_path, device="cpu", seconds=90, clock=lambda: next(clock))
+    assert [line["good"] for line in lines] == [False, True]
+    assert lines[0]["words"].startswith("stopped after 3 s")
+    assert results(tmp_path)["endless"]["value"] == 7
+
+
+def test_time_that_a_stage_leaves_is_the_next_ones_and_none_runs_beyond_the_end(
+    tmp_path: Path,
+) -> None:
+    given: list[float] = []
+
+    def noting(name: str, seconds: float) -> Stage:
+        def command(job: Job) -> tuple[str, ...]:
+            given.append(job.seconds)
+            return ("-c", GOOD, str(job.file))
+
+        return Stage(name, seconds, command, lambda found: (True, ""))
+
+    # begun, then for each stage: now, its begin, its end
+    clock = iter((0.0, 0.0, 0.0, 20.0, 20.0, 20.0, 85.0, 85.0))
+    stages = [noting("a", 50), noting("b", 40), noting("c", 40)]
+    lines = run_stages(stages, tmp_path, device="cpu", seconds=90, clock=lambda: next(clock))
+    assert given == [50, 70]
+    assert [line["words"] for line in lines] == ["", "", "no time was left"]
+    assert not lines[2]["good"]
+
+
+def test_stages_fit_in_one_call_and_their_files_come_back() -> None:
+    """Nine of ten minutes, and eight files at most."""
+    assert sum(one.seconds for one in STAGES) <= 540
+    assert len(STAGES) + 1 <= 8
+
+
+def test_what_makes_a_stage_good(tmp_path: Path) -> None:
+    job = Job(tmp_path / "x.json", tmp_path, "cuda", 100.0, True)
+    assert all(all(isinstance(part, str) for part in one.command(job)) for one in STAGES)
+    assert judge_tests({"counts": {"passed": 3}, "not_passed": []})[0]
+    assert not judge_tests({"counts": {"failed": 1, "passed": 3}, "not_passed": ["x"]})[0]
+    assert not judge_tests({})[0]
+    check = {"form": "sm_90", "op": "linear", "shape": "FP8", "good": True}
+    assert judge_step_kernels({"checks": [check]})[0]
+    good, words = judge_step_kernels({"checks": [check, {**check, "good": False}]})
+    assert (good, words.endswith("bad: sm_90 linear FP8")) == (False, True)
+    assert not judge_step_kernels({})[0]
+    assert judge_arms({"arms": {"a": {"equal": True}}})[0]
+    assert not judge_arms({"arms": {"a": {"equal": True}, "b": {"equal": False}}})[0]
+    assert not judge_arms({})[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "[gw1] [ 12%] PASSED tests/a.py::test_b[cuda-1] ",
+            ("tests/a.py::test_b[cuda-1]", "passed"),
+        ),
+        ("tests/a.py::test_b", None),
+        ("[gw0] [ 3%] FAILED x.py::test", ("x.py::test", "failed")),
+    ],
+)
+def test_outcomes_are_read_off_lines(line: str, found: tuple[str, str] | None) -> None:
+    assert outcome(line) == found
+
+
+def test_the_first_difference_is_told() -> None:
+    assert difference({"a": [1, 2]}, {"a": [1, 2]}) == ""
+    assert difference({"a": [1, 3]}, {"a": [1, 2]}) == "request a: token 1"
+    assert difference({"a": [1]}, {"a": [1, 2]}) == "request a: token -1"
+
+
+def test_texts_are_compared_on_a_processor_too(tmp_path: Path, monkeypatch) -> None:
+    """Where nothing can be recorded and no kernel runs: refused by reason, which is no fault."""
+    monkeypatch.setattr(equal_text, "LENGTHS", (1, 9))
+    out = tmp_path / "texts.json"
+    arguments = ["equal_text", "--out", str(out), "--device", "cpu", "--tokens", "2"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        equal_text.main()
+    assert ended.value.code == 0
+    arms = json.loads(out.read_text())["arms"]
+    assert arms["reference: eager, together"]["tokens"] == 7
+    assert "graphs is on, and steps on cpu" in arms["reference: recorded, together"]["refused"]
+    assert "kernels is 'cuda'" in arms["cuda: eager, alone"]["refused"]
