@@ -64,6 +64,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "generated tokens where weights can take them",
         ),
     ] = "auto"
+    kernel_cache: Annotated[
+        str,
+        declare(
+            "compute",
+            "folder that compiled kernels are kept in, for any number of engines; empty: "
+            "~/.cache/relight/kernels",
+        ),
+    ] = ""
     graphs: Annotated[
         Literal["auto", "on", "off"],
         declare(

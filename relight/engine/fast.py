@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -22,11 +23,16 @@ Tree = TypeVar("Tree")
 Trials = Callable[[Toolbox, torch.device], Iterable[Trial]]
 
 
-def chosen_kernels(wish: str, device: torch.device) -> Chosen:
-    """Of the setting `kernels`. Raises BadSetting where what is asked for by name cannot act at
-    all, before weights are read."""
+def chosen_kernels(wish: str, device: torch.device, cache: str = "") -> Chosen:
+    """Of the setting `kernels`; compiled ones are kept in the folder `cache`. Raises BadSetting
+    where what is asked for by name cannot act at all, before weights are read."""
+    if cache and wish == REFERENCE:
+        raise BadSetting(
+            f"kernel_cache is {cache} and kernels is {wish}, which compiles none; leave one out",
+            param="kernel_cache",
+        )
     heard: list[str] = []
-    chosen = choose_kernels(wish, device, heard.append)
+    chosen = choose_kernels(wish, device, heard.append, Path(cache).expanduser() if cache else None)
     if wish not in (AUTO, REFERENCE) and chosen.tools is None:
         raise BadSetting(
             f"kernels is {wish!r}, and none of them can run on {device}: {'; '.join(heard)}; "

@@ -21,6 +21,8 @@ from relight.kernels.ptxas import Usage
 LAYOUT = "1"
 """Part of every key: another layout of the file is another key."""
 
+ANOTHER = "give another folder by --kernel-cache (of `relight kernels`: --cache)"
+
 Tell = Callable[[str], None]
 
 
@@ -69,7 +71,7 @@ class CubinCache:
         except OSError as problem:
             self._warn(
                 f"{path} cannot be read ({problem.strerror}); it is compiled anew at each start: "
-                "see to its rights, or give another folder by --cache"
+                f"see to its rights, or {ANOTHER}"
             )
             return None
         try:
@@ -89,8 +91,8 @@ class CubinCache:
         except OSError as problem:
             self._warn(
                 f"compiled kernels cannot be kept in {self._folder} ({problem.strerror}); they are "
-                "compiled anew at each start: see to its rights and to free space, or give another "
-                "folder by --cache"
+                "compiled anew at each start: see to its rights and to free space, or "
+                f"{ANOTHER}"
             )
 
     def _path(self, key: str) -> Path:
@@ -107,8 +109,8 @@ class CubinCache:
             return True
         self._warn(
             f"{self._folder} belongs to or can be written by other users, so nothing is read from "
-            f"it and kernels are compiled at each start: chmod go-w {self._folder}, or give a "
-            "folder of your own by --cache"
+            f"it and kernels are compiled at each start: chmod go-w {self._folder}, or "
+            f"{ANOTHER}"
         )
         return False
 

@@ -63,7 +63,7 @@ def test_a_folder_that_takes_nothing_is_told_once_and_left_clean(
         cache.put(key_of(name), CUBIN)
     assert len(told) == 1
     assert reason in told[0]
-    assert "--cache" in told[0]
+    assert "--kernel-cache" in told[0]
     assert list((tmp_path / "kernels").iterdir()) == []
 
 

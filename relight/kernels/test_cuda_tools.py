@@ -1,6 +1,7 @@
 """What is chosen on machines of all kinds, and what is said of those that cannot: without a
 device."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,24 @@ def test_a_launcher_that_fails_leaves_the_reference(machine, proven, told, monke
     chosen = choose_kernels("auto", CUDA, told.append)
     assert chosen.selection == Selection()
     assert told == ["cuda-core is too old; install it by: pip; ops run their torch definitions"]
+
+
+def test_what_is_called_proven_was_checked_on_a_device() -> None:
+    """And is committed with its result."""
+    proven = {one.op for one in VARIANTS if one.proven}
+    file = Path(__file__).parents[2] / "docs" / "gpu" / "step_kernels.json"
+    checks = json.loads(file.read_text(encoding="utf-8"))["checks"] if proven else []
+    good = {op: [one["good"] for one in checks if one["op"] == op] for op in proven}
+    assert all(found and all(found) for found in good.values()), good
+
+
+def test_the_folder_of_kernels_is_the_one_that_was_asked_for(
+    machine, proven, told, tmp_path, monkeypatch
+) -> None:
+    given: list[Path | None] = []
+    monkeypatch.setattr(cuda_tools, "toolbox", lambda device, tell, cache: given.append(cache))
+    choose_kernels("cuda", CUDA, told.append, tmp_path)
+    assert given == [tmp_path]
 
 
 def test_all_is_there_where_it_is(machine, told) -> None:

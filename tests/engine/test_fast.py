@@ -23,6 +23,12 @@ def test_kernels_that_cannot_run_are_refused_before_weights_are_read() -> None:
         assert part in message
 
 
+def test_a_folder_for_kernels_is_refused_where_none_are_compiled() -> None:
+    with pytest.raises(BadSetting, match=r"kernel_cache is /x and kernels is reference.*leave one"):
+        chosen_kernels("reference", CPU, "/x")
+    assert chosen_kernels("auto", CPU, "/x").tools is None
+
+
 def test_the_reference_asks_for_nothing() -> None:
     chosen = chosen_kernels("reference", CPU)
     assert chosen == Chosen(chosen.selection, None)

@@ -10,9 +10,11 @@ import pytest
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
 from relight.engine.assemble import assemble
+from relight.engine.graphs import Shape
 from relight.engine.plan import LAST_SAMPLED
 from tests.engine.conftest import AtLast, AtOnce
 from tests.engine.real import VOCAB, words, write_checkpoint
+from tests.engine.tape import Tape
 from tests.engine.test_scheduler import prompt_of, run_until
 
 EXECUTORS = [AtOnce, AtLast, lambda: ThreadPoolExecutor(1)]
@@ -197,11 +199,13 @@ def test_the_real_model_answers_alike(tmp_path: Path) -> None:
         for number in range(8)
     ]
 
-    def answers(overlap):
+    def answers(overlap, recorded=()):
         settings = Settings(
             model=str(checkpoint), device="cpu", num_slots=3, max_context=512, overlap=overlap
         )
         loop, _ = assemble(settings, lambda done, total: None)
+        for shape in recorded:
+            loop._steps._runner.record(shape, Tape())
         texts = {request.id: [] for request in requests}
         ends = {}
         for request in requests:
@@ -215,4 +219,5 @@ def test_the_real_model_answers_alike(tmp_path: Path) -> None:
 
     texts, ends = answers("on")
     assert (texts, ends) == answers("off")
+    assert (texts, ends) == answers("on", [Shape(rows, 512) for rows in (1, 2, 4)])
     assert set(ends.values()) == {"stop", "length"}
