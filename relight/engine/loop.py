@@ -16,7 +16,7 @@ from relight.base.errors import RelightError, Unavailable
 from relight.base.types import EngineStats, Request, TokenDelta
 from relight.engine.cost import CostMeter, Load, Pace
 from relight.engine.guides import Guides
-from relight.engine.plan import StepPlan
+from relight.engine.plan import Result, StepPlan
 from relight.engine.scheduler import Scheduler
 from relight.engine.sequence import Sequence
 from relight.engine.steps import Read, Skipped, Steps
@@ -153,6 +153,12 @@ class Loop:
             self.dead = error.message
             deltas += self._scheduler.fail_all(error.message, now)
         return deltas
+
+    def execute(self, plan: StepPlan) -> list[Result]:
+        """Runs a plan that no scheduler made, for a check; what it leaves in slots and pages means
+        nothing."""
+        assert self.idle, "requests run"
+        return list(self._steps.launch(plan)())
 
     def stop(self, reason: str) -> list[TokenDelta]:
         """Ends all requests with an error; none is taken any more."""

@@ -15,10 +15,12 @@ import msgspec
 from relight.base.config import PAGE_TOKENS
 from relight.base.errors import BadSetting
 from relight.base.settings import Settings
-from relight.base.types import Request, SamplingParams
+from relight.base.types import Logprobs, Request, SamplingParams
 
 Verdict = Literal["kept", "not kept", "not checked"]
 
+MAX_WIDTH = 16
+"""Rows of one sequence that a step may have: a token and 15 guesses."""
 LIMITS = {"max_context": 1024, "num_slots": 8, "cache_bytes": 0, "record_bytes": 0}
 """Room for the requests of an audit and little more: it starts many engines."""
 
@@ -41,6 +43,13 @@ class Engine(Protocol):
 
     def run(self, requests: Sequence[Request]) -> list[Answer]:
         """Runs all of `requests` at once, admitted in their order, to their ends."""
+        ...
+
+    def scores(
+        self, prompt: Sequence[int], made: Sequence[int], widths: Iterable[int]
+    ) -> list[list[Logprobs]]:
+        """For each width: log probabilities of the best tokens behind each of the tokens `made`,
+        which follow `prompt` and are computed so many in a step."""
         ...
 
 
@@ -70,6 +79,7 @@ class Audit:
             self.vocab_size = engine.vocab_size
 
     def promises(self) -> Iterator[Promise]:
+        yield self._widths()
         yield self._speculation()
         yield self._batch()
         yield self._recorded()
@@ -101,6 +111,20 @@ class Audit:
     def _one(self, request: Request, **changes: object) -> Answer:
         with self._engine(**changes) as engine:
             return engine.run([request])[0]
+
+    def _widths(self) -> Promise:
+        """A log probability hangs on all logits of its row."""
+        text = "logits of generated tokens are the same at any width of a step"
+        prompt, made = self._prompt("before", PAGE_TOKENS + 3), self._prompt("made", MAX_WIDTH)
+        widths = range(1, MAX_WIDTH + 1)
+        with self._engine(prefix_cache="off") as engine:
+            alone, *others = engine.scores(prompt, made, widths)
+        broken = [width for width, found in zip(widths[1:], others, strict=True) if found != alone]
+        what = f"{len(made)} rows behind {len(prompt)} tokens"
+        if broken:
+            names = ", ".join(map(str, broken))
+            return Promise(text, "not kept", f"{what}: not bit-equal at widths {names}")
+        return Promise(text, "kept", f"{what}: bit-equal at each width from 1 to {MAX_WIDTH}")
 
     def _speculation(self) -> Promise:
         """Without penalties, which go without guesses; at the width that is set and at others."""

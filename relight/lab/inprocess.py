@@ -1,6 +1,6 @@
 """Runs an engine in this process, step by step, for checks. Knows no check."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -10,11 +10,14 @@ from relight.base.config import read_config
 from relight.base.errors import StepFailed
 from relight.base.packaged import model_folder
 from relight.base.settings import Settings
-from relight.base.types import Request
-from relight.cache.layout import layout
+from relight.base.types import Logprobs, Request, SamplingParams
+from relight.cache.layout import PAGE_TOKENS, layout
 from relight.engine.assemble import assemble, choose_device, choose_numerics
 from relight.engine.loop import Loop
+from relight.engine.plan import Draw, PageWrite, Rows, Scored, SetLength, StepPlan
 from relight.lab.audit import Answer
+
+SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20)
 
 
 class InProcess:
@@ -40,6 +43,38 @@ class InProcess:
                 if delta.finish is not None:
                     cached[delta.id] = delta.num_cached
         return [Answer(tuple(tokens[r.id]), cached[r.id]) for r in requests]
+
+    def scores(
+        self, prompt: Sequence[int], made: Sequence[int], widths: Iterable[int]
+    ) -> list[list[Logprobs]]:
+        """The prompt is read once: behind it, rows are written again at each width."""
+        count = len(prompt)
+        pages = tuple(range(1, 2 + (count + len(made)) // PAGE_TOKENS))
+        self._loop.execute(
+            StepPlan(
+                step=-1,
+                lengths=(SetLength(0, 0),),
+                pages=(PageWrite(0, 0, pages),),
+                given=(Rows(0, 0, tuple(prompt)),),
+            )
+        )
+        return [self._scores(count, made, width) for width in widths]
+
+    def _scores(self, start: int, made: Sequence[int], width: int) -> list[Logprobs]:
+        told: list[Logprobs] = []
+        lengths = (SetLength(0, start),)
+        for first in range(0, len(made), width):
+            tokens = tuple(made[first : first + width])
+            at, guesses = start + first, len(tokens) - 1
+            plan = StepPlan(
+                step=-1,
+                lengths=lengths if first == 0 else (),
+                made=(Rows(0, at, tokens, sample=True, proposed=guesses),),
+                draws=tuple(Draw(0, at + 1 + place, SCORED) for place in range(len(tokens))),
+            )
+            results = self._loop.execute(plan)
+            told += [result.logprobs for result in results if isinstance(result, Scored)]
+        return told
 
 
 @contextmanager

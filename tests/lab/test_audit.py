@@ -1,13 +1,13 @@
 """The audit tells an engine that keeps the promises from engines that break one each."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
 from relight.base.settings import Settings
-from relight.base.types import Request
+from relight.base.types import Logprobs, Request
 from relight.lab.audit import Answer, Audit, Promise
 
 Noise = Callable[[Settings, int, int, int], object]
@@ -33,6 +33,18 @@ class Hashing:
         *older, youngest = requests
         answers = [self._answer(request, len(requests), 0) for request in older]
         return [*answers, self._answer(youngest, len(requests), int(short))]
+
+    def scores(
+        self, prompt: Sequence[int], made: Sequence[int], widths: Iterable[int]
+    ) -> list[list[Logprobs]]:
+        """To it, rows beside a row are as batch mates."""
+        return [
+            [
+                Logprobs(float(hash((*prompt, *made[:at], self.noise(self.settings, width, 0, 0)))))
+                for at in range(1, len(made) + 1)
+            ]
+            for width in widths
+        ]
 
     def _answer(self, request: Request, mates: int, lost: int) -> Answer:
         cached = self._cached(request.prompt)
@@ -60,7 +72,7 @@ def verdicts(noise: Noise, **settings: object) -> dict[str, Promise]:
     return {promise.text.split()[0]: promise for promise in audit.promises()}
 
 
-NAMES = {"batch", "recorded", "any", "warm", "with", "starting", "reused", "the"}
+NAMES = {"logits", "batch", "recorded", "any", "warm", "with", "starting", "reused", "the"}
 
 
 def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
@@ -69,7 +81,15 @@ def test_an_engine_that_hangs_on_its_past_only_keeps_every_promise() -> None:
     assert found["text"].verdict == "not checked"
 
 
-def test_guesses_are_compared_width_by_width() -> None:
+def test_logits_are_compared_width_by_width() -> None:
+    kept = verdicts(lambda *_: None)["logits"]
+    assert kept.detail.endswith("bit-equal at each width from 1 to 16")
+    broken = verdicts(lambda settings, mates, *_: mates in (3, 7))["logits"]
+    assert broken.verdict == "not kept"
+    assert broken.detail.endswith("not bit-equal at widths 3, 7")
+
+
+def test_guesses_are_compared_depth_by_depth() -> None:
     kept = verdicts(lambda *_: None, spec="dspark", spec_k=7)["text"]
     assert (kept.verdict, kept.detail.split(":")[0]) == (
         "kept",
@@ -83,7 +103,7 @@ def test_guesses_are_compared_width_by_width() -> None:
 @pytest.mark.parametrize(
     ("noise", "broken"),
     [
-        (lambda settings, mates, cached, lost: mates, {"batch"}),
+        (lambda settings, mates, cached, lost: mates, {"logits", "batch"}),
         (lambda settings, mates, cached, lost: settings.graphs == "on", {"recorded"}),
         (lambda settings, mates, cached, lost: settings.max_step_tokens, {"any"}),
         (lambda settings, mates, cached, lost: cached, {"warm", "with"}),
