@@ -176,6 +176,7 @@ RECORDS = Metric(
     "relight:boundary_records", "gauge", "Boundary records, by state: used, total.", ("state",)
 )
 PAGES = Metric("relight:pages", "gauge", "Pages, by state: held, cached, total.", ("state",))
+SPEC_KIND = ("sampling", "section", "requests")
 SPEC_DRAFTS = Metric(
     "vllm:spec_decode_num_drafts", "counter", "How often guesses at next tokens were checked."
 )
@@ -202,10 +203,34 @@ SPEC_ADVANCE = Metric(
     "gauge",
     "Tokens that a check of guesses brings, the one that is drawn anyway included; 0 before any.",
 )
+SPEC_STEPS = Metric(
+    "relight:spec_decode_steps",
+    "counter",
+    "Steps that checked guesses and read no prompt.",
+)
+SPEC_STEP_TIME = Metric(
+    "relight:spec_decode_step_seconds",
+    "counter",
+    "How long those steps took: divided by their number, the interval from one to the next.",
+)
 SPEC_DEPTH = Metric(
     "relight:spec_decode_depth",
     "gauge",
-    "Guesses asked for at once by the step planned last; 0: they are off, or do not pay.",
+    "Guesses that pay most, by how answers are drawn, the section that they write, and the "
+    "requests that share a step; 0: none, as they would lose time. With spec_k all labels are all.",
+    labels=SPEC_KIND,
+)
+SPEC_THRESHOLD = Metric(
+    "relight:spec_decode_threshold",
+    "gauge",
+    "The least probability of a guess, by the draft, that goes with that number.",
+    labels=SPEC_KIND,
+)
+SPEC_OFF = Metric(
+    "relight:spec_decode_off",
+    "gauge",
+    "1: there are no guesses, because they would bring less than the time that they take; else 0.",
+    labels=SPEC_KIND,
 )
 SPEC_TOO_LONG = Metric(
     "relight:spec_decode_prompts_too_long",
@@ -260,7 +285,11 @@ METRICS = (
     SPEC_ACCEPTED_AT,
     SPEC_DRAFTED_AT,
     SPEC_ADVANCE,
+    SPEC_STEPS,
+    SPEC_STEP_TIME,
     SPEC_DEPTH,
+    SPEC_THRESHOLD,
+    SPEC_OFF,
     SPEC_TOO_LONG,
     IGNORED_FIELDS,
 )

@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         declare(
             "compute",
             "tokens that are guessed at once; 0: up to as many as the draft was trained for, by "
-            "what pays in steps of each kind",
+            "what pays for answers of each kind",
             low=0,
             high=15,
         ),
@@ -106,11 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         declare(
             "compute",
-            "guesses end before the first that the draft itself thinks less likely to be right",
+            "guesses end before the first that the draft itself thinks less likely to be right; 0: "
+            "none does beside a set spec_k, else by what pays",
             low=0.0,
             high=1.0,
         ),
-    ] = 0.2
+    ] = 0.0
     spec_max_prompt: Annotated[
         int,
         declare(

@@ -88,12 +88,21 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Guessed(msgspec.Struct, frozen=True, array_like=True):
+    """What became of guesses at the tokens of an answer: so many were checked. `checks[i]` counts
+    the times when i of those that were checked at once were right."""
+
+    drafted: int
+    checks: tuple[int, ...]
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one step made for one request. `finish` is set on the last delta of a request, and no
     delta follows it. A stop token is part of `tokens`. `num_cached` counts the prompt tokens that
     were reused; it is the same in every delta. `queue_s` is from the arrival of the request at the
     engine to its slot, `prefill_s` from its slot to its first token. `logprobs` has one entry for
-    each token if the request asked for them."""
+    each token if the request asked for them. `guessed` is of all of its tokens so far, None: there
+    were no guesses."""
 
     id: str
     tokens: tuple[int, ...] = ()
@@ -103,11 +112,12 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    guessed: Guessed | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of one answer or of all answers of a call, in tokens; for a call, too, how long
-    it waited, was read and was made."""
+    it waited, was read and was made, and what became of guesses at its tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -116,6 +126,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    guessed: Guessed | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,12 +144,25 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class SpecChoice(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens are guessed for answers of one kind: drawn `sampling` (greedy, sampled), in a
+    `section` (reasoning, content, tool), in steps of `requests` (1, 2-4, 5-16, 17+) that make
+    tokens. `depth` 0: none, since they would lose time."""
+
+    sampling: str
+    section: str
+    requests: str
+    depth: int
+    threshold: float
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an engine after its last step. Counters never go back. `tokens_per_s` read and
     made, and `mean_output` tokens of an answer, are of late.
 
     `spec_drafts`: how often guesses were checked; `spec_drafted` and `spec_accepted`: by position,
-    how many there were and how many were right with all before them."""
+    how many there were and how many were right with all before them; `spec_steps`: steps that
+    checked some and read no prompt, and how long they took."""
 
     running: int = 0
     waiting: int = 0
@@ -159,4 +183,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     spec_drafted: tuple[int, ...] = ()
     spec_accepted: tuple[int, ...] = ()
     spec_too_long: int = 0
-    spec_depth: int = 0
+    spec_steps: int = 0
+    spec_step_s: float = 0.0
+    spec_choices: tuple[SpecChoice, ...] = ()

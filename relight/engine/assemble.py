@@ -170,7 +170,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     guides = Guides(
         lambda: Tokenizer.load(folder, trust=settings.trust_tokenizer), config.vocab_size
     )
-    scheduler = Scheduler(limits, index, build_speculation(drafting, settings))
+    scheduler = Scheduler(limits, index, build_speculation(drafting, settings, folder))
     return Loop(scheduler, steps, guides=guides), info
 
 

@@ -1,149 +1,289 @@
-"""Finds out how many tokens it pays to guess ahead in steps of one kind. Knows no sequence, no
-model and no clock: it is told what each step brought and how long it took.
+"""Finds out how many tokens it pays to guess ahead for sequences of each kind, and from which
+threshold on. Knows no sequence, no model and no clock: it is told what each step brought and how
+long it took.
 
-After a few steps without and with guesses it goes on with the number that brings most tokens in a
-second, none if guesses do not pay. Behind that probing the loss is bounded:
+A step is paid for by all of its sequences, so choices are made for all kinds in it together: those
+that bring most tokens in a second,
 
-    debt = sum of (a step's time in steps without guesses - tokens that it brought a sequence)
+    (rows + right guesses) / (seconds without guesses + seconds more for the guesses),
 
-over the worst run of steps. Guesses end before it can pass 1.9 steps, which are 3 % of 64.
+by what was learnt of both (`acceptance`, `steptimes`). The first steps with about so many sequences
+probe. Behind them the loss is bounded: a step with guesses loses its time, in steps without, less
+the tokens that it brought a sequence. No run of steps within the last 64 may lose more than
+`MOST_LOSS`, and a step has only guesses with which that holds even if all of them are wrong.
 """
 
-import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-PROBES = (8, 12, 11, 1)
-"""Steps without guesses, with as many as can be, with half of them, and one that checks the last.
-"""
-MEMORY = 16
-"""About how many steps a mean remembers."""
-LEAST_GAIN = 1.03
-"""By how much guesses must seem better than none, as both are measured."""
+from relight.engine.acceptance import NO_GUESS, OFF, Acceptance, Choice, Kind, Option, Trial
+from relight.engine.steptimes import StepTimes, group_of
+
 WINDOW = 64
-MOST_DEBT = 1.3
-"""Less than 3 % of the window, since a step more may be lost before it is noticed."""
-SCATTER = 3.0
-"""Deviations below the mean that what a step brings hardly ever has."""
+MOST_LOSS = 1.5
+"""In steps without guesses. 3 % of the window are 1.92; times are not known to the last percent."""
+PROBES = (8, 12, 11, 1)
+"""Steps without guesses, with as many as can be, with half of them, and one without."""
+GAIN_TO_BEGIN = 1.03
+GAIN_TO_GO_ON = 1.01
+"""How much better than none guesses must seem, before they are begun and while they are made."""
+REFIT = 16
+"""Steps until choices are made anew, if the sequences stay the same."""
 REST = 256
-"""Steps without guesses after they lost, doubled each time, and between looks at the other way."""
+"""Steps between looks at the other way. Without guesses it is doubled each time that they lose."""
 LONGEST_REST = 4096
-LOOK = 2
-"""Steps of a look: the first one only asks for guesses, and one more checks the last ones."""
+SOON = WINDOW // 2
+"""Steps until the first look at none, since guesses may have been begun on few measured times."""
+LOOK = 4
+"""Steps of a look, at most. The first one with guesses checks none."""
+LEARNT = 2
+"""Checks of a kind that are learnt of in a step: more would take time and tell little."""
+SLOWEST = 2.0
+"""A step that took more than so many times what was expected was held up by something else."""
+UNSURE = 0.015
+"""By how much the time without guesses may be smaller than it seems."""
+SWEEPS = 2
+
+Script = deque[int]
+"""Depths of steps to come, of all kinds, at the lowest threshold."""
 
 
-class Mean:
-    """Of all at first, then of the last ones."""
+class Policy(NamedTuple):
+    """What sequences of each kind ask for, and the script that says so, if one does."""
 
-    def __init__(self) -> None:
-        self.value = 0.0
-        self.count = 0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, MEMORY)
+    choices: Mapping[Kind, Choice]
+    script: Script | None = None
 
 
-class DepthChoice:
-    """`depth` is what the next step of the kind should guess; 0 to `most`."""
+class Step(NamedTuple):
+    """`rows`: sequences with made rows; `checked`: their guesses; `asks`: for others."""
 
-    def __init__(self, most: int) -> None:
+    rows: int
+    checked: int
+    asks: bool
+    script: Script | None = None
+
+
+class Fit(NamedTuple):
+    """`cost`: seconds that the choices add to a step, relative to one without guesses."""
+
+    choices: Mapping[Kind, Choice]
+    asks: bool = False
+    cost: float = 0.0
+
+
+class Depths:
+    """`thresholds` rise. `chosen`: what seems best for each kind in each group of steps."""
+
+    def __init__(self, most: int, thresholds: Sequence[float]) -> None:
         self.most = most
-        self.depth = 0
-        self._advance = [Mean() for _ in range(most + 1)]
-        self._squares = [Mean() for _ in range(most + 1)]
-        self._seconds = [Mean() for _ in range(most + 1)]
-        half = max(1, most // 2)
-        depths = (0, most, half, 0)
-        self._ahead = [d for d, count in zip(depths, PROBES, strict=True) for _ in range(count)]
-        self._num_probes = len(self._ahead)
-        self._debt = 0.0
-        self._left = REST  # steps until the next look
-        self._rest = REST
+        self.chosen: dict[tuple[Kind, int], Choice] = {}
+        self._lowest = thresholds[0]
+        self._all = Acceptance(most, thresholds)
+        self._acceptance: defaultdict[Kind, Acceptance] = defaultdict(
+            lambda: Acceptance(most, thresholds)
+        )
+        self._learnt: Counter[Kind] = Counter()
+        self._times = StepTimes()
+        self._probes: dict[int, Script] = {}
+        self._look: Script = deque()
+        self._look_loss = 0.0
+        self._losses: deque[float] = deque(maxlen=WINDOW - 1)
+        self._resting = 0  # steps without guesses that are left, after too much was lost
+        self._until_look = self._rest = REST
+        self._fit = Fit({})
+        self._fitted: object = None  # what `_fit` is for
+        self._age = 0
+
+    # -- before a step
+
+    def choose(self, counts: Mapping[Kind, int], rows: int, *, reading: bool = False) -> Policy:
+        """For a step with so many made rows. `counts` are of those that may have guesses;
+        `reading`: with rows of prompts, so its time will tell nothing."""
+        self._learnt.clear()
+        if not rows:
+            return Policy({})
+        group = group_of(rows)
+        if group not in self._probes:
+            self._probes[group] = _probes(self.most)
+        if self._probes[group]:
+            return self._scripted(counts, self._probes[group], reading=reading)
+        if self._resting or not self._times.knows(rows):
+            return _nothing(counts)
+        fit = self._best(counts, rows)
+        asking = sum(counts.values())
+        if self._until_look <= 0 and not (self._resting or self._look or reading) and counts:
+            self._begin_look(fit, rows, asking)
+        if self._look and not reading:
+            if not self._look[0] or self._cost(rows, asking * self._look[0]) <= self._room:
+                return self._scripted(counts, self._look, reading=False)
+            self._look.clear()
+            self._end_look()
+        return Policy(fit.choices)
+
+    def _scripted(self, counts: Mapping[Kind, int], script: Script, *, reading: bool) -> Policy:
+        if reading:
+            return _nothing(counts)
+        choice = Choice(script[0], self._lowest) if script[0] else OFF
+        return Policy(dict.fromkeys(counts, choice), script)
+
+    def _best(self, counts: Mapping[Kind, int], rows: int) -> Fit:
+        """The choices that bring most, of those that may be lost now."""
+        what = (rows, *sorted(counts.items()))
+        if what != self._fitted or self._age >= REFIT:
+            was_off = not self._fit.asks
+            self._fit = self._find(counts, rows, MOST_LOSS)
+            self._fitted, self._age = what, 0
+            if self._fit.asks:
+                self._rest = REST
+                self._until_look = SOON if was_off else self._until_look
+            for kind, choice in self._fit.choices.items():
+                self.chosen[kind, group_of(rows)] = choice
+        if not self._fit.asks:
+            return self._fit
+        room = self._room
+        if self._fit.cost <= room:
+            return self._fit
+        found = self._find(counts, rows, room)
+        if not found.asks:
+            self._stop(counts, rows)
+        return found
+
+    def _stop(self, counts: Mapping[Kind, int], rows: int) -> None:
+        """By bad luck, or since guesses are no longer right: what comes next will tell."""
+        self._resting, self._age = WINDOW, REFIT
+        self._all.forget()
+        for kind in counts:
+            self._acceptance[kind].forget()
+            self.chosen[kind, group_of(rows)] = OFF
 
     @property
-    def is_probing(self) -> bool:
-        return self._num_probes > 0
+    def _room(self) -> float:
+        """How much the next step may lose, after the worst run of steps up to the last one."""
+        most = lost = 0.0
+        for loss in reversed(self._losses):
+            lost += loss
+            most = max(most, lost)
+        return MOST_LOSS - most
 
-    def observe(self, depth: int, before: int, accepted: Sequence[int], seconds: float) -> None:
-        """A step has asked for `depth` guesses, and the one before it for those that it checked. Of
-        each sequence so many of these were right."""
-        if seconds <= 0 or not accepted:
+    def _cost(self, rows: int, guesses: float) -> float:
+        """Seconds more than without guesses, in those."""
+        return self._times.extra(rows, guesses) / self._times.plain(rows)
+
+    # -- which choices
+
+    def _find(self, counts: Mapping[Kind, int], rows: int, most_cost: float) -> Fit:
+        """Each kind's choice as if all were of it, then beside those of the others."""
+        options = {kind: self._options(kind) for kind in counts}
+        num_asking = sum(counts.values())
+
+        def cost(drafted: float) -> float:
+            return self._cost(rows, drafted) if drafted else 0.0
+
+        def rate(drafted: float, right: float) -> float:
+            """Tokens in the time of a step without guesses."""
+            more = cost(drafted)
+            return (rows + right) / (1 + more) if more <= most_cost else 0.0
+
+        def alone(option: Option) -> float:
+            return rate(num_asking * option.drafted, num_asking * option.right)
+
+        def total(chosen: Mapping[Kind, Option]) -> tuple[float, float]:
+            drafted = sum(counts[kind] * option.drafted for kind, option in chosen.items())
+            return drafted, sum(counts[kind] * option.right for kind, option in chosen.items())
+
+        def beside(kind: Kind) -> Option:
+            return max(options[kind], key=lambda option: rate(*total(chosen | {kind: option})))
+
+        chosen = {kind: max(options[kind], key=alone) for kind in counts}
+        for _ in range(SWEEPS if len(counts) > 1 else 0):
+            for kind in counts:
+                chosen[kind] = beside(kind)
+        drafted, right = total(chosen)
+        wanted = GAIN_TO_GO_ON if self._fit.asks else GAIN_TO_BEGIN
+        if not drafted or rate(drafted, right) < wanted * rows:
+            return Fit(dict.fromkeys(counts, OFF))
+        choices = {kind: option.choice for kind, option in chosen.items()}
+        return Fit(choices, True, cost(drafted))
+
+    def _options(self, kind: Kind) -> list[Option]:
+        """A kind that is not known yet is thought to be as all are together."""
+        known = self._acceptance[kind].options() or self._all.options()
+        return [NO_GUESS, *known]
+
+    # -- looks
+
+    def _begin_look(self, fit: Fit, rows: int, num_asking: int) -> None:
+        """At none, so that their time stays known; and for kinds that have few, at more."""
+        self._until_look, self._look_loss = self._rest, 0.0
+        if fit.asks:
+            self._times.forget(rows)
+            self._look.extend([0] * LOOK)
+        else:
+            self._rest = min(2 * self._rest, LONGEST_REST)
+        longest = Choice(self.most, self._lowest)
+        if any(choice != longest for choice in fit.choices.values()):
+            # At the most with which two steps may be lost; it ends before a third that may not.
+            room, depths = self._room / 2, range(1, self.most + 1)
+            fitting = [d for d in depths if self._cost(rows, num_asking * d) <= room]
+            self._look.extend(fitting[-1:] * LOOK)
+        for kind, choice in fit.choices.items():
+            if choice is OFF:
+                self._acceptance[kind].forget()
+
+    def _end_look(self) -> None:
+        self._age = REFIT
+        if not self._fit.asks and self._look_loss < 0:  # they pay: once more
+            self._until_look, self._rest = 0, REST
+
+    # -- after a step
+
+    def learn(self, trial: Trial, checked: int, right: int) -> None:
+        """The first `checked` guesses of a trial were checked."""
+        kind, choice, confidence = trial
+        if self._learnt[kind] < LEARNT:
+            self._learnt[kind] += 1
+            for acceptance in (self._acceptance[kind], self._all):
+                acceptance.add(choice, confidence[:checked], right)
+
+    def observe(self, step: Step, right: int, seconds: float) -> None:
+        """A step has brought so many right guesses. 0 seconds: its time tells nothing."""
+        if seconds <= 0 or not step.rows:
             return
-        if depth == before:
-            self._learn(depth, accepted, seconds)
-        if not self._seconds[0].count:
-            return
-        if self.is_probing:
-            self._num_probes -= 1
-        elif depth or before:
-            advance = 1 + sum(accepted) / len(accepted)
-            self._debt = max(0.0, self._debt + self._relative(seconds) - advance)
-        else:  # the window moves on
-            self._debt = max(0.0, self._debt - MOST_DEBT / WINDOW)
-        self._left -= 1
-        self._decide(was_ahead=bool(self._ahead))
+        loss = self._loss(step, right, seconds)
+        is_look = step.script is self._look
+        if step.script is not None and not is_look:
+            loss = 0.0  # that is what probing takes
+        self._losses.append(loss)
+        self._resting = max(0, self._resting - 1)
+        self._until_look -= 1
+        self._age += 1
+        if step.script:
+            step.script.popleft()
+        if is_look:
+            self._look_loss += loss
+            if not self._look:
+                self._end_look()
 
-    def _decide(self, *, was_ahead: bool) -> None:
-        if was_ahead:
-            self._ahead.pop(0)
-            self.depth = self._ahead[0] if self._ahead else self._best()
-        if self.is_probing:
-            return
-        if self.depth and self._debt + 2 * self._risk(self.depth) > MOST_DEBT:
-            # By bad luck, if guesses seem to pay all the same.
-            pays = self._best() > 0
-            self._left = WINDOW if pays else self._rest
-            self._rest = REST if pays else min(2 * self._rest, LONGEST_REST)
-            self.depth, self._ahead = 0, []
-        elif self._left <= 0:
-            self._look()
+    def _loss(self, step: Step, right: int, seconds: float) -> float:
+        times, rows = self._times, step.rows
+        if not step.asks and not step.checked:
+            times.add_plain(rows, seconds)
+            return 0.0
+        plain = times.plain(rows)
+        if not plain:
+            return 0.0
+        if step.asks:
+            times.add_extra(rows, step.checked, seconds - plain)
+        seconds = min(seconds, SLOWEST * (plain + times.extra(rows, step.checked)))
+        return (1 + UNSURE) * seconds / plain - 1 - right / rows
 
-    def _relative(self, seconds: float) -> float:
-        return seconds / self._seconds[0].value
 
-    def _risk(self, depth: int) -> float:
-        """The debt of an unlucky step; the one that checks the last guesses may be such, too."""
-        mean = self._advance[depth].value
-        deviation = math.sqrt(max(0.0, self._squares[depth].value - mean * mean))
-        least = max(1.0, mean - SCATTER * deviation)
-        return max(0.0, self._relative(self._seconds_at(depth)) - least)
+def _nothing(counts: Mapping[Kind, int]) -> Policy:
+    return Policy(dict.fromkeys(counts, OFF))
 
-    def _learn(self, depth: int, accepted: Sequence[int], seconds: float) -> None:
-        self._seconds[depth].add(seconds)
-        # The same guesses, cut shorter, would have brought these.
-        for cut in range(depth + 1):
-            right = sum(min(count, cut) for count in accepted)
-            advance = 1 + right / len(accepted)
-            self._advance[cut].add(advance)
-            self._squares[cut].add(advance**2)
 
-    def _look(self) -> None:
-        """At guesses, if there are none now and it costs little; or at none."""
-        if self.depth:
-            self._left, self.depth = REST, 0
-            self._ahead = [0] * LOOK
-            return
-        self._left = self._rest
-        cost = self._relative(self._seconds_at(1)) - 1
-        if self._debt + (LOOK + 1) * cost < MOST_DEBT:
-            self.depth = 1
-            self._ahead = [1] * LOOK
-
-    def _best(self) -> int:
-        off = 1 / self._seconds[0].value
-        safe = [k for k in range(1, self.most + 1) if 2 * self._risk(k) <= MOST_DEBT]
-        best = max(safe, key=self._rate, default=0)
-        return best if best and self._rate(best) > LEAST_GAIN * off else 0
-
-    def _rate(self, depth: int) -> float:
-        """Tokens a second and sequence."""
-        mean = self._advance[depth]
-        return mean.value / self._seconds_at(depth) if mean.count else 0.0
-
-    def _seconds_at(self, depth: int) -> float:
-        """Measured, or between what was measured on both sides."""
-        known = [k for k, mean in enumerate(self._seconds) if mean.count]
-        low = max(k for k in known if k <= depth)
-        high = min((k for k in known if k >= depth), default=low)
-        a, b = self._seconds[low].value, self._seconds[high].value
-        return a if high == low else a + (b - a) * (depth - low) / (high - low)
+def _probes(most: int) -> Script:
+    depths = (0, most, max(1, most // 2), 0)
+    return deque(depth for depth, count in zip(depths, PROBES, strict=True) for _ in range(count))

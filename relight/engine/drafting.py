@@ -5,6 +5,7 @@ Without speculation no tensor of a draft is read, and no ring kept for one.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from relight.base.checkpoint import OpenModel
 from relight.base.config import ModelConfig
@@ -19,6 +20,7 @@ from relight.model.draft import Draft
 from relight.model.network import AnyWeights
 from relight.model.state import draft_rings
 from relight.model.weights_draft import load_draft
+from relight.text.sections import section_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ def build_proposer(
     return DraftProposer(draft, draft_rings(config, pool))
 
 
-def build_speculation(drafting: Drafting | None, settings: Settings) -> Speculation | None:
+def build_speculation(
+    drafting: Drafting | None, settings: Settings, folder: Path
+) -> Speculation | None:
+    """What is written where is known by the markers of the tokenizer in `folder`."""
     if drafting is None:
         return None
     return Speculation(
@@ -74,6 +79,7 @@ def build_speculation(drafting: Drafting | None, settings: Settings) -> Speculat
         settings.spec_threshold,
         settings.spec_max_prompt,
         adapts=settings.spec_k == 0,
+        sections=section_tokens(folder),
     )
 
 
@@ -84,10 +90,13 @@ def drafting_notes(
     trained = config.draft.block_size
     if drafting is None:
         return
-    count = f"{drafting.depth}" if settings.spec_k else f"0 to {drafting.depth}, as it pays,"
+    if settings.spec_k:
+        count = f"{drafting.depth} tokens are guessed at once"
+    else:
+        count = f"up to {drafting.depth} tokens are guessed at once, as many as pay in each section"
     yield (
-        f"{count} tokens are guessed at once; answers with penalties or a thinking budget "
-        "go without, and so do those inside of a grammar"
+        f"{count}; answers with penalties or a thinking budget go without, and so do those inside "
+        "of a grammar"
     )
     if drafting.depth > trained:
         yield (

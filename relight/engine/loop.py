@@ -51,6 +51,7 @@ class Loop:
         self._guides = guides
         self._launched: deque[Launched] = deque()
         self._read_s = 0.0
+        self._goes_on = False  # there was work left when the last step had been read
         self.awaited: tuple[StepPlan, float] | None = None
         self._step_s = 0.0
         self._meter = CostMeter()
@@ -113,11 +114,14 @@ class Loop:
             self.awaited = None
         now = self._clock()
         self._step_s = now - began_s
+        # What lies between two steps counts as well: with guesses they do not overlap.
+        interval_s = now - (self._read_s if self._goes_on else began_s)
         self._read_s = now
         load = Load.of(step.plan)
         self._meter.observe(load, self._step_s)
         self._scheduler.cost = self._meter.cost
-        deltas = self._scheduler.commit(step.plan, results, now, self._step_s)
+        deltas = self._scheduler.commit(step.plan, results, now, interval_s)
+        self._goes_on = self._scheduler.has_work
         self._pace.observe(load.given, sum(len(delta.tokens) for delta in deltas), self._step_s)
         return deltas
 

@@ -155,7 +155,7 @@ class Scheduler:
         self._num_planned += 1
         self._flights.append(flight)
         if self.speculation is not None:
-            self.speculation.launch()
+            self.speculation.launch(flight.plan)
         return flight.plan
 
     def _is_better_later(self) -> bool:
@@ -288,11 +288,11 @@ class Scheduler:
     def commit(
         self, plan: StepPlan, results: Iterable[Result], now: float, seconds: float = 0.0
     ) -> list[TokenDelta]:
-        """The step has run and gave `results`. It took so long, if anybody knows."""
+        """The step has run and gave `results`, so long after the one before, if anybody knows."""
         results = list(results)
         drawn = iter([r for r in results if not isinstance(r, Proposed)])
         guesses = iter([r for r in results if isinstance(r, Proposed)])
-        deltas, accepted = [], []
+        deltas, right = [], 0
         for number, work in enumerate(self._next(plan).work):
             sequence = work.sequence
             count = 1 + len(work.proposed) if work.draws else 0
@@ -300,14 +300,14 @@ class Scheduler:
             if delta is not None:
                 deltas.append(delta)
                 if number < len(plan.made):
-                    accepted.append(max(0, len(delta.tokens) - 1))
+                    right += max(0, len(delta.tokens) - 1)
             if work.asks:
                 proposed = next(guesses)
                 if self.speculation and sequence.finish is None and not sequence.leaving:
                     sequence.proposal = self.speculation.cut(sequence, proposed)
             self._land(sequence)
         if self.speculation is not None:
-            self.speculation.land(accepted, 0.0 if plan.given else seconds)
+            self.speculation.land(right, 0.0 if plan.given else seconds)
         return deltas
 
     def _settle(self, work: Work, drawn: list[Drawn], now: float) -> TokenDelta | None:
@@ -337,7 +337,7 @@ class Scheduler:
             sequence.planned = work.end + accepted
             sequence.overran = accepted < len(work.proposed)
             if self.speculation:
-                self.speculation.tally.count(len(work.proposed), accepted)
+                self.speculation.count(sequence, len(work.proposed), accepted)
         is_fault = finish is None and any(token_of(result) < 0 for result in counting)
         end = work.end + accepted
         commit_rows(self.holdings, work, end, is_fault, lost=is_fault and not tokens)
@@ -372,6 +372,8 @@ class Scheduler:
     def _learn(self, sequence: Sequence, token: int, now: float) -> FinishReason | None:
         """One more token of the sequence; whether it is the last."""
         sequence.learn(token)
+        if self.speculation is not None:
+            self.speculation.read(sequence, token)
         self._turns.made(sequence.request.client)
         self.num_generated_tokens += 1
         if sequence.first_token_s is None:
@@ -390,7 +392,7 @@ class Scheduler:
         """The step has failed: nobody knows what it has written, so its requests end."""
         flight = self._next(plan)
         if self.speculation is not None:
-            self.speculation.land((), 0.0)
+            self.speculation.land(0, 0.0)
         for work in flight.work:
             self.holdings.cancel(work.sequence, work.take)
         touched = dict.fromkeys((*(work.sequence for work in flight.work), *flight.admitted))
@@ -408,7 +410,7 @@ class Scheduler:
         way: their slots are not as they were planned to be."""
         flight = self._next(plan)
         if self.speculation is not None:
-            self.speculation.land((), 0.0)
+            self.speculation.land(0, 0.0)
         for work in flight.work:
             self.holdings.cancel(work.sequence, work.take)
         for sequence in dict.fromkeys((*(work.sequence for work in flight.work), *flight.admitted)):
@@ -466,7 +468,9 @@ class Scheduler:
             spec_drafts=tally.drafts,
             spec_drafted=tuple(tally.drafted),
             spec_accepted=tuple(tally.accepted),
-            spec_depth=0 if speculation is None else speculation.depth,
+            spec_choices=() if speculation is None else speculation.choices(),
+            spec_steps=tally.steps,
+            spec_step_s=tally.step_s,
             spec_too_long=0 if speculation is None else speculation.num_too_long,
         )
 

@@ -13,8 +13,9 @@ The last token of a sequence that generates is not planned yet: computing it dra
 from array import array
 from dataclasses import dataclass, field
 
-from relight.base.types import FinishReason, Logprobs, Request, TokenDelta
+from relight.base.types import FinishReason, Guessed, Logprobs, Request, TokenDelta
 from relight.cache.prefix import GIVEN, MADE, TOKEN_TYPE, Entry
+from relight.engine.acceptance import Trial
 from relight.engine.guides import Guide
 from relight.engine.plan import Mask
 
@@ -32,8 +33,10 @@ class Sequence:
     `in_flight` counts the steps that compute it and are not committed: while there are any, it
     holds all that it has, even if it is `leaving`. `distrusted`: what it wrote may be no numbers.
     `guide` says what it may go on with, None: anything. `most`: tokens that it may have.
-    `proposal` are guesses at the tokens behind its last one. `overran`: its slot counts rows of
-    guesses that turned out wrong.
+    `proposal` are guesses at the tokens behind its last one, and `trial` tells how they came to be.
+    `overran`: its slot counts rows of guesses that turned out wrong. Of its guesses `drafted` were
+    checked; `checks[i]` counts the times when i of those checked at once were right. `section`:
+    what it is writing.
     """
 
     request: Request
@@ -53,6 +56,10 @@ class Sequence:
     distrusted: bool = False
     guide: Guide | None = None
     proposal: tuple[int, ...] = ()
+    trial: Trial | None = None
+    drafted: int = 0
+    checks: list[int] = field(default_factory=list)
+    section: str = ""
     overran: bool = False
     slot: int = NO_SLOT
     pages: list[int] = field(default_factory=list)
@@ -158,6 +165,7 @@ class Sequence:
             finish=finish,
             error=error,
             num_cached=self.num_cached,
+            guessed=Guessed(self.drafted, tuple(self.checks)) if self.checks else None,
             queue_s=0.0 if admitted_s is None else admitted_s - self.arrived_s,
             prefill_s=0.0
             if admitted_s is None or first_token_s is None

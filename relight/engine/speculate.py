@@ -5,23 +5,36 @@ A guess counts only if it is what the model itself draws there, so nothing that 
 change a text.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
-from relight.engine.depth import DepthChoice
-from relight.engine.plan import Proposed
+from relight.base.types import SpecChoice
+from relight.engine.acceptance import OFF, Choice, Kind, Trial
+from relight.engine.depth import Depths, Policy, Step
+from relight.engine.plan import Proposed, StepPlan
 from relight.engine.sequence import Sequence
+from relight.engine.steptimes import GROUP_NAMES
+
+THRESHOLDS = (0.0, 0.2, 0.4, 0.6, 0.8)
+"""Those that are tried where none is set."""
+SEARCHED = 4096
+"""Tokens at the end of a prompt in which the start of its last section is looked for."""
+CONTENT = "content"
 
 
 @dataclass(slots=True)
 class Tally:
     """`drafts`: how often guesses were checked. By position: how many there were, and how many of
-    them were right, with all before them."""
+    them were right, with all before them. `steps`: those that checked some, and how long they took.
+    """
 
     drafts: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    steps: int = 0
+    step_s: float = 0.0
 
     def count(self, num_proposed: int, num_accepted: int) -> None:
         if not num_proposed:
@@ -35,88 +48,148 @@ class Tally:
             self.accepted[place] += place < num_accepted
 
 
-WIDTHS = (1, 4, 16)
-"""Sequences of a step up to which it is of one kind, and above the last."""
-
-Kind = tuple[str, int]
-"""Steps whose guesses are alike: how tokens are drawn, and how many sequences there are."""
-
-
-def kind_of(sequences: Ordered[Sequence]) -> Kind:
-    greedy = {sequence.request.sampling.temperature == 0 for sequence in sequences}
-    name = "mixed" if len(greedy) > 1 else "greedy" if True in greedy else "sampled"
-    return name, sum(len(sequences) > width for width in WIDTHS)
-
-
 class Speculation:
-    """Guesses `depth` tokens ahead, fewer from the first that is less likely than `threshold`.
+    """Guesses `most` tokens ahead, fewer from the first that is less likely than `threshold`.
     Prompts longer than `max_prompt` go without, 0: none does; they are counted in `num_too_long`.
 
-    With `adapts`, `most` is what `depth` may be: each kind of step has the one that pays, by the
-    times that it is told.
+    With `adapts`, each kind of sequence has as many as pay, up to `most`, and unless one is set the
+    threshold that pays. `sections` are the tokens behind which a sequence writes something else.
     """
 
     def __init__(
-        self, most: int, threshold: float = 0.0, max_prompt: int = 0, *, adapts: bool = False
+        self,
+        most: int,
+        threshold: float = 0.0,
+        max_prompt: int = 0,
+        *,
+        adapts: bool = False,
+        sections: Mapping[int, str] | None = None,
     ) -> None:
         self.most = most
-        self.depth = 0 if adapts else most
-        self.adapts = adapts
-        self.threshold = threshold
         self.max_prompt = max_prompt
         self.num_too_long = 0
         self.tally = Tally()
-        self._choices: dict[Kind, DepthChoice] = {}
-        self._kind: Kind = ("mixed", 0)
-        self._launched: deque[tuple[Kind, int]] = deque()
-        self._before = 0
+        self._fixed = Choice(most, threshold)
+        thresholds = (threshold,) if threshold else THRESHOLDS
+        self._depths = Depths(most, thresholds) if adapts else None
+        self._sections = sections or {}
+        self._policy = Policy({})
+        self._launched: deque[Step] = deque()
 
-    def begin(self, running: Ordered[Sequence]) -> None:
-        """A step for these is about to be planned."""
-        if self.adapts:
-            self._kind = kind_of(running)
-            self.depth = self._choices.setdefault(self._kind, DepthChoice(self.most)).depth
-
-    def launch(self) -> None:
-        """The step has been planned."""
-        self._launched.append((self._kind, self.depth))
-
-    def land(self, accepted: Ordered[int], seconds: float) -> None:
-        """The step that was planned first has ended; of each sequence with a made row so many
-        guesses were right. 0 seconds: nothing is to be learnt of it."""
-        kind, depth = self._launched.popleft()
-        before, self._before = self._before, depth
-        if self.adapts and seconds:
-            self._choices[kind].observe(depth, before, accepted, seconds)
+    # -- what a sequence is like
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence starts to run for the first time."""
         self.num_too_long += self._is_too_long(sequence)
+        end = sequence.tokens[-SEARCHED:]
+        found = (self._sections[token] for token in reversed(end) if token in self._sections)
+        sequence.section = next(found, CONTENT)
 
-    def wanted(self, sequence: Sequence) -> int:
-        """How many tokens to guess behind the one that is drawn next.
+    def read(self, sequence: Sequence, token: int) -> None:
+        """The sequence went on with this token."""
+        section = self._sections.get(token)
+        if section is not None:
+            sequence.section = section
 
-        What may be drawn must not hang on the tokens before it: neither on how often each was made
-        (penalties, budgets), nor on a grammar that has begun.
-        """
-        if (
+    def _kind(self, sequence: Sequence) -> Kind:
+        is_greedy = sequence.request.sampling.temperature == 0
+        return "greedy" if is_greedy else "sampled", sequence.section
+
+    def _may(self, sequence: Sequence) -> bool:
+        """What may be drawn must not hang on the tokens before it: neither on how often each was
+        made (penalties, budgets), nor on a grammar that has begun."""
+        return not (
             (sequence.guide is not None and not sequence.guide.is_free)
             or sequence.request.sampling.counted
             or self._is_too_long(sequence)
-        ):
-            return 0
-        # Behind the token that is drawn next, and before the last one that it may have.
-        return max(0, min(self.depth, sequence.most - len(sequence.tokens) - 2))
-
-    def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
-        """The guesses that are worth a row, and that no mask hangs on."""
-        tokens = proposed.tokens[: self.most]
-        if sequence.guide is not None:
-            tokens = sequence.guide.guesses(tokens)
-        for place, confidence in enumerate(proposed.confidence[: len(tokens)]):
-            if confidence < self.threshold:
-                return tokens[:place]
-        return tokens
+        )
 
     def _is_too_long(self, sequence: Sequence) -> bool:
         return 0 < self.max_prompt < sequence.num_prompt
+
+    # -- a step
+
+    def begin(self, running: Ordered[Sequence]) -> None:
+        """A step for these is about to be planned. Of the guesses that a sequence had asked for it
+        keeps as many as it may have now."""
+        if self._depths is None:
+            return
+        making = [s for s in running if s.planned >= s.num_prompt]
+        counts = Counter(self._kind(s) for s in making if self._may(s))
+        reading = len(making) < len(running)
+        self._policy = self._depths.choose(counts, len(making), reading=reading)
+        for sequence in making:
+            if sequence.proposal and sequence.trial is not None:
+                depth = self._choice(sequence).depth
+                sequence.proposal = sequence.proposal[:depth]
+                sequence.trial = sequence.trial.cut(depth)
+
+    def launch(self, plan: StepPlan) -> None:
+        """The step has been planned."""
+        checked = asked = 0
+        for rows in plan.made:
+            checked += rows.proposed
+            asked += rows.propose
+        self._launched.append(Step(len(plan.made), checked, asked > 0, self._policy.script))
+
+    def land(self, right: int, seconds: float) -> None:
+        """The step that was planned first has ended; so many guesses were right. 0 seconds: its
+        time tells nothing of them."""
+        step = self._launched.popleft()
+        if step.checked and seconds:
+            self.tally.steps += 1
+            self.tally.step_s += seconds
+        if self._depths is not None:
+            self._depths.observe(step, right, seconds)
+
+    def _choice(self, sequence: Sequence) -> Choice:
+        if self._depths is None:
+            return self._fixed
+        return self._policy.choices.get(self._kind(sequence), OFF)
+
+    # -- guesses of a sequence
+
+    def wanted(self, sequence: Sequence) -> int:
+        """How many tokens to guess behind the one that is drawn next."""
+        if not self._may(sequence):
+            return 0
+        # Behind the token that is drawn next, and before the last one that it may have.
+        left = sequence.most - len(sequence.tokens) - 2
+        return max(0, min(self._choice(sequence).depth, left))
+
+    def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
+        """The guesses that are worth a row, and that no mask hangs on."""
+        choice = self._choice(sequence)._replace(depth=len(proposed.tokens))
+        tokens = proposed.tokens
+        if sequence.guide is not None:
+            tokens = sequence.guide.guesses(tokens)
+        likely = 0
+        while likely < len(tokens) and proposed.confidence[likely] >= choice.threshold:
+            likely += 1
+        sequence.trial = Trial(self._kind(sequence), choice, proposed.confidence)
+        if not likely and tokens:
+            self._learn(sequence.trial, 0, 0)  # they take no row, and bring nothing
+        return tokens[:likely]
+
+    def count(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
+        """Guesses of the sequence have been checked."""
+        self.tally.count(num_proposed, num_accepted)
+        sequence.drafted += num_proposed
+        sequence.checks += [0] * (num_accepted + 1 - len(sequence.checks))
+        sequence.checks[num_accepted] += 1
+        if sequence.trial is not None:
+            self._learn(sequence.trial, num_proposed, num_accepted)
+
+    def _learn(self, trial: Trial, num_proposed: int, num_accepted: int) -> None:
+        if self._depths is not None:
+            self._depths.learn(trial, num_proposed, num_accepted)
+
+    # -- what is told of it
+
+    def choices(self) -> tuple[SpecChoice, ...]:
+        if self._depths is None:
+            return (SpecChoice("all", "all", "all", *self._fixed),)
+        return tuple(
+            SpecChoice(*kind, GROUP_NAMES[group], *choice)
+            for (kind, group), choice in self._depths.chosen.items()
+        )

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from relight.base import metrics as table
 from relight.base.metrics import COMMON_LABELS, Metric
-from relight.base.types import EngineInfo, EngineStats, FinishReason, TokenDelta
+from relight.base.types import EngineInfo, EngineStats, FinishReason, SpecChoice, TokenDelta
 from relight.cache.layout import PAGE_TOKENS
 from relight.serve.tally import TallyCollector
 from relight.session import Job
@@ -207,6 +207,13 @@ def _by_position(read: Callable[[EngineStats], Sequence[int]]) -> Callable[[Engi
     return lambda stats: [((str(place),), count) for place, count in enumerate(read(stats))]
 
 
+def _by_kind(read: Callable[[SpecChoice], float]) -> Callable[[EngineStats], Samples]:
+    return lambda stats: [
+        ((choice.sampling, choice.section, choice.requests), read(choice))
+        for choice in stats.spec_choices
+    ]
+
+
 def _advance(stats: EngineStats) -> float:
     checked = stats.spec_drafts
     return 1 + sum(stats.spec_accepted) / checked if checked else 0.0
@@ -249,7 +256,11 @@ _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
     (table.SPEC_ACCEPTED_AT, _by_position(lambda s: s.spec_accepted)),
     (table.SPEC_DRAFTED_AT, _by_position(lambda s: s.spec_drafted)),
     (table.SPEC_ADVANCE, _one(_advance)),
-    (table.SPEC_DEPTH, _one(lambda s: s.spec_depth)),
+    (table.SPEC_STEPS, _one(lambda s: s.spec_steps)),
+    (table.SPEC_STEP_TIME, _one(lambda s: s.spec_step_s)),
+    (table.SPEC_DEPTH, _by_kind(lambda choice: choice.depth)),
+    (table.SPEC_THRESHOLD, _by_kind(lambda choice: choice.threshold)),
+    (table.SPEC_OFF, _by_kind(lambda choice: choice.depth == 0)),
     (table.SPEC_TOO_LONG, _one(lambda s: s.spec_too_long)),
 )
 

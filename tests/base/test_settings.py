@@ -68,6 +68,9 @@ def test_the_table_shows_every_setting_with_value_and_source() -> None:
         (MODEL | {"spec_k": "16", "spec": "dspark"}, {}, ["spec_k", "'16'", "0 to 15"]),
         (MODEL | {"spec_threshold": "1.5"}, {}, ["spec_threshold", "'1.5'", "0.0 to 1.0"]),
         (MODEL | {"spec_threshold": "nan"}, {}, ["spec_threshold", "'nan'", "0.0 to 1.0"]),
+        (MODEL | {"spec_threshold": "-0.1"}, {}, ["spec_threshold", "'-0.1'", "0.0 to 1.0"]),
+        (MODEL | {"spec_k": "-1"}, {}, ["spec_k", "'-1'", "--spec-k", "0 to 15"]),
+        (MODEL | {"spec_max_prompt": "-1"}, {}, ["spec_max_prompt", "'-1'", "0 to 1048576"]),
         (MODEL | {"spec_k": "3"}, {}, ["spec_k", "--spec-k", "spec is off", "set spec to dspark"]),
         (MODEL | {"max-contxt": 1}, {}, ["max-contxt", "did you mean max_context?"]),
         (

@@ -4,6 +4,7 @@ and with the models' own drafts."""
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +14,22 @@ from relight.base.checkpoint import open_model
 from relight.base.errors import BadSetting
 from relight.base.official import V4_FLASH, V4_FLASH_DSPARK
 from relight.base.settings import Settings
-from relight.base.types import Request, SamplingParams
+from relight.base.types import Constraint, Request, SamplingParams
 from relight.cache.layout import DRAFT, layout
-from relight.engine import drafting
 from relight.engine.assemble import assemble, choose_numerics
 from relight.engine.drafting import choose_drafting
+from relight.engine.guides import Guides
 from relight.engine.loop import Loop
 from relight.engine.plan import Draw
+from relight.engine.proposer import DraftProposer
 from relight.engine.runner import Runner
 from relight.engine.speculate import Speculation
 from relight.engine.steps import InTurn, Overlapped
+from relight.model import source
 from relight.model.inputs import Segment
+from relight.text.tokenizer import Tokenizer
 from tests.engine.real import words, write_checkpoint
-from tests.model.harness import Driver
+from tests.model.harness import GOLDEN, Driver
 
 CPU = torch.device("cpu")
 VOCAB = 320
@@ -45,10 +49,39 @@ REQUESTS = tuple(
             (126, 14, {"temperature": 0.7, "top_p": 0.9, "stop_token_ids": tuple(range(20))}),
             (5, 8, {"presence_penalty": 0.5}),
             (40, 9, {"logit_bias": ((7, 2.0),), "min_tokens": 4, "stop_token_ids": (7, 8)}),
+            (33, 10, {"frequency_penalty": 0.4, "repetition_penalty": 1.2, "temperature": 0.8}),
+            (20, 12, {"think_budget": 5, "think_close": 9}),
         ]
     )
 )
 """A mixed batch: greedy and sampled, with all that a draw may hang on."""
+
+TINY = Tokenizer.load(GOLDEN / "text")
+MARK = TINY.special
+WORDS = "start: /[a-z ]{3,9}/"
+FORMS = tuple(
+    Request(
+        id=f"f{number}",
+        prompt=tuple(words(f"form {number}", length)),
+        sampling=SamplingParams(
+            seed=number,
+            max_tokens=16,
+            stop_token_ids=(MARK.eos,),
+            logit_bias=((MARK.think_close, 4.0),),
+            temperature=temperature,
+        ),
+        constraint=constraint,
+    )
+    for number, (length, temperature, constraint) in enumerate(
+        [
+            (9, 1.0, Constraint(grammar=WORDS)),
+            (30, 1.0, Constraint(grammar=WORDS, after=MARK.think_close, banned=(MARK.eos,))),
+            (127, 0.0, Constraint(grammar=WORDS, after=MARK.think_close, banned=(MARK.eos,))),
+            (12, 1.0, None),
+        ]
+    )
+)
+"""Answers whose tokens a grammar masks, from the first on or from a token on."""
 
 
 class Eyes(Driver):
@@ -106,7 +139,7 @@ class Scripted:
 
 
 class Run:
-    """An engine that ran `REQUESTS` to their ends: texts, and the state after each step."""
+    """An engine that ran requests to their ends: texts, and the state after each step."""
 
     def __init__(
         self,
@@ -115,6 +148,7 @@ class Run:
         texts: dict[str, list[int]] | None = None,
         *,
         look: bool = True,
+        requests: Sequence[Request] = REQUESTS,
         **more: object,
     ) -> None:
         spec = layout(open_model(checkpoint).config, choose_numerics("auto", CPU))
@@ -128,6 +162,7 @@ class Run:
             **options,  # type: ignore[arg-type]
         )
         self.loop, self.info = assemble(settings, lambda done, total: None)
+        self.loop._guides = Guides(lambda: TINY, VOCAB)
         steps = self.loop._steps
         assert isinstance(steps, (InTurn, Overlapped))
         assert isinstance(steps._runner, Runner)
@@ -137,13 +172,13 @@ class Run:
             script.loop, script.texts = self.loop, texts or {}
             self.runner.proposer = script
             self.scheduler.speculation = Speculation(script.depth)
-        self.texts: dict[str, list[int]] = {request.id: [] for request in REQUESTS}
+        self.texts: dict[str, list[int]] = {request.id: [] for request in requests}
         self.finishes: dict[str, str] = {}
-        self.scores: dict[str, list[object]] = {request.id: [] for request in REQUESTS}
+        self.scores: dict[str, list[object]] = {request.id: [] for request in requests}
         self.states: dict[tuple[str, int], State] = {}
         self.num_steps = 0
         eyes = Eyes(self.runner)
-        for request in REQUESTS:
+        for request in requests:
             self.loop.add(request)
         while not self.loop.idle:
             for delta in self.loop.step():
@@ -161,7 +196,7 @@ class Run:
         assert self.finishes == other.finishes
         assert self.scores == other.scores
         common = self.states.keys() & other.states.keys()
-        assert len(common) >= len(REQUESTS) or not self.states
+        assert len(common) >= len(self.texts) or not self.states
         for key in common:
             ours, theirs = self.states[key], other.states[key]
             for name in ours.keys() & theirs.keys():
@@ -213,6 +248,20 @@ def test_no_pattern_of_guesses_changes_texts_where_steps_overlap(plain: Plain) -
     assert found.scores == wanted.scores
 
 
+@pytest.mark.slow
+def test_no_pattern_of_guesses_changes_what_a_grammar_lets_through(plain: Plain) -> None:
+    """Until it begins there are guesses, inside of it there are none."""
+    checkpoint, _ = plain
+    wanted = Run(checkpoint, requests=FORMS)
+    for pattern in ("all", "random"):
+        script = Scripted(5, PATTERNS[pattern])
+        found = Run(checkpoint, script, wanted.texts, requests=FORMS)
+        found.assert_equals(wanted)
+        assert found.scheduler.speculation is not None
+        assert sum(found.scheduler.speculation.tally.accepted) > 0
+    assert set(wanted.finishes.values()) == {"stop", "length"}
+
+
 @pytest.fixture(scope="module", params=["v4_dspark", "v41"])
 def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     checkpoint = write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
@@ -241,17 +290,32 @@ def test_no_draft_changes_texts_or_state(drafted: Plain) -> None:
         assert measured == pytest.approx(predicted, rel=0.01)
         beyond = [note for note in found.info.notes if "beyond the 5 tokens" in note]
         assert bool(beyond) == (depth > 5)
+        assert isinstance(found.runner.proposer, DraftProposer)
+        block = found.runner.proposer._draft.config.draft.block_size
+        assert block == max(depth, 5), "one block, never a second"
         print(f"{checkpoint.name} k {depth}: drafted {tally.drafted}, accepted {tally.accepted}")
 
 
 def test_without_speculation_no_tensor_of_a_draft_is_read(
     drafted: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafting, "load_draft", lambda *_: pytest.fail("a draft was read"))
-    _, run = drafted
+    names: list[str] = []
+    do = source._do
+
+    def watched(job: source.Job, *rest: Any) -> None:
+        names.append(job.stored.name)
+        do(job, *rest)
+
+    monkeypatch.setattr(source, "_do", watched)
+    checkpoint, _ = drafted
+    run = Run(checkpoint, look=False, requests=REQUESTS[:1])
+    assert len(names) > 20
+    assert not [name for name in names if name.startswith("mtp.")]
     assert run.runner.proposer is None
     assert all(field.name != DRAFT for field in run.runner.pool.layout.slot.fields)
     assert "draft off" in run.info.operator
+    Run(checkpoint, look=False, requests=REQUESTS[:1], spec="dspark")
+    assert [name for name in names if name.startswith("mtp.")]
 
 
 def test_a_checkpoint_without_a_dspark_draft_is_refused_by_name() -> None:

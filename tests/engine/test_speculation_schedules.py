@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from relight.base.types import Guessed
 from relight.engine.plan import Proposed, Result, StepPlan
 from relight.engine.speculate import Speculation
 from tests.engine.conftest import VOCAB, AtLast, AtOnce, SimulatedEngine, text_alone
@@ -182,6 +183,57 @@ def test_what_hangs_on_tokens_before_it_is_not_guessed() -> None:
     engine.check_texts()
 
 
+def test_guesses_are_counted_for_each_request() -> None:
+    rng = random.Random(3)
+    engine = speculating("random", 4, 0.0, rng, num_slots=3, max_context=100, num_pages=90)
+    for number in range(3):
+        engine.add([number], max_tokens=40, seed=number)
+    told: dict[str, Guessed] = {}
+    while not engine.loop.idle:
+        told |= {delta.id: delta.guessed for delta in engine.step() if delta.guessed}
+    engine.check_texts()
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    assert len(told) == 3
+    assert sum(one.drafted for one in told.values()) == sum(speculation.tally.drafted)
+    assert sum(sum(one.checks) for one in told.values()) == speculation.tally.drafts
+    right = sum(i * times for one in told.values() for i, times in enumerate(one.checks))
+    assert right == sum(speculation.tally.accepted) > 0
+
+
+def test_a_set_number_is_asked_for_whatever_it_brings() -> None:
+    engine = speculating("none", 3, 0.0, random.Random(1), max_context=200, num_pages=64)
+    engine.add([1, 2], max_tokens=150)
+    engine.run()
+    assert all(rows.propose == 3 for plan in engine.plans[:-4] for rows in plan.made)
+    (choice,) = engine.loop.stats().spec_choices
+    assert (choice.sampling, choice.section, choice.requests) == ("all", "all", "all")
+    assert (choice.depth, choice.threshold) == (3, 0.0)
+
+
+def test_sections_are_those_of_the_last_marker() -> None:
+    """The prompt's at first, then that of the answer."""
+    sections = {20: "reasoning", 21: "content", 22: "tool"}
+    engine = SimulatedEngine(
+        speculation=Speculation(2, adapts=True, sections=sections),
+        guess=lambda slot, position, count: Proposed((0,) * count, (1.0,) * count),
+        max_context=400,
+        num_pages=400,
+    )
+    ids = [engine.add(prompt, max_tokens=60) for prompt in ([20, 21, 5], [21, 20], [1, 2])]
+    seen = set()
+    while not engine.loop.idle:
+        engine.step()
+        for sequence in engine.scheduler.running:
+            known = sequence.tokens[: sequence.num_known]
+            last = next((token for token in reversed(known) if token in sections), 21)
+            assert sequence.section == sections[last]
+            seen.add(sequence.section)
+    assert len(ids) == len(engine.finishes)
+    assert seen == set(sections.values())
+    engine.check_texts()
+
+
 @pytest.mark.parametrize("pattern", ["none", "all"])
 def test_an_engine_finds_out_whether_guesses_pay(pattern: str) -> None:
     """Steps take as long, whatever is guessed; but for right guesses they bring more."""
@@ -200,6 +252,9 @@ def test_an_engine_finds_out_whether_guesses_pay(pattern: str) -> None:
     assert late
     share = sum(propose > 0 for propose in late) / len(late)
     assert share < 0.1 if pattern == "none" else share > 0.8
+    (choice,) = engine.loop.stats().spec_choices
+    assert (choice.sampling, choice.section, choice.requests) == ("sampled", "content", "1")
+    assert choice.depth == (0 if pattern == "none" else 5)
     engine.check_texts()
 
 
