@@ -40,6 +40,8 @@ NOTES = {
     "add_generation_prompt": "false: with `continue_final_message` only",
     "continue_final_message": "goes on with the last message; so does `prefix` in it",
     "include_reasoning": "false: reasoning is made and not sent",
+    "include_speculation": "`usage.speculation`: guesses that were checked for the answer, and "
+    "how many were right",
     "logprobs": "log probabilities of the answer's tokens",
     "top_logprobs": "how many of the best tokens are told with each log probability",
     "response_format": "the form of the content: json_object, json_schema, regex, grammar",

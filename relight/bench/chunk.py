@@ -48,14 +48,6 @@ class Timing(msgspec.Struct):
     decode_ms: float | None = None
 
 
-class Usage(msgspec.Struct):
-    timing: Timing | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: OutputDetails | None = None
-
-
 class Speculation(msgspec.Struct):
     num_spec_steps: int | None = None
     num_draft_tokens: int | None = None
@@ -63,8 +55,17 @@ class Speculation(msgspec.Struct):
     acceptance_histogram: list[int] | dict[str, int] | None = None
 
 
+class Usage(msgspec.Struct):
+    timing: Timing | None = None
+    speculation: Speculation | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: OutputDetails | None = None
+
+
 class Metrics(msgspec.Struct):
-    """vLLM's, where it was started to tell them; ours have the same shape for speculation."""
+    """vLLM's, where it was started to tell them."""
 
     time_to_first_token_ms: float | None = None
     generation_time_ms: float | None = None

@@ -143,6 +143,8 @@ class Stream:
                 prefill=_s(timing.prefill_ms),
                 decode=_s(timing.decode_ms),
             )
+        if chunk.usage is not None and chunk.usage.speculation is not None:
+            self.drafts = _drafts(chunk.usage.speculation)
         if (told := chunk.metrics) is not None:
             # vLLM's clock of this figure starts when the request is scheduled: that is prefill.
             self.server = ServerTimes(

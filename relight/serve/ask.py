@@ -106,6 +106,8 @@ def ignored(call: SamplingFields) -> Iterator[str]:
     streams = call.stream_options
     if streams and streams.continuous_usage_stats and not streams.include_usage:
         yield "stream_options.continuous_usage_stats"
+    if call.include_speculation and call.stream and usage_in(call) == "none":
+        yield "include_speculation"
 
 
 def _thinking_budget(call: SamplingFields) -> int | None:

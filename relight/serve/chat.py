@@ -34,7 +34,7 @@ async def chat_completions(server: Server, exchange: Exchange) -> None:
         usage_in = ask.usage_in(call)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(options.n) as session:
-        head = wire.Head(int(server.wall_clock()), model, usage_in)
+        head = wire.Head(int(server.wall_clock()), model, usage_in, bool(call.include_speculation))
         work = _answer(server, exchange, session, call, conversation, options, head)
         await exchange.while_connected(work, server.stopping)
 

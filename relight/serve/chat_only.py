@@ -13,6 +13,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "ignore_eos": (False,),
     "include_reasoning": (True,),
+    "include_speculation": (False,),
     "include_stop_str_in_output": (False,),
     "logit_bias": ({},),
     "logprobs": (False,),

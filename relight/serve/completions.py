@@ -46,7 +46,7 @@ async def completions(server: Server, exchange: Exchange) -> None:
         _check_echo(call, options)
     server.report_ignored(exchange, decoded.ignored)
     with server.admit(len(prompts) * options.n) as session:
-        head = wire.Head(int(server.wall_clock()), model, usage_in)
+        head = wire.Head(int(server.wall_clock()), model, usage_in, bool(call.include_speculation))
         work = _answer(server, exchange, session, call, prompts, options, head)
         await exchange.while_connected(work, server.stopping)
 
@@ -84,7 +84,7 @@ async def _answer(
         ]
         usages = [answer.finish.usage for answer in answers if answer.finish]
         usage = wire.total_usage(list(zip(jobs, usages, strict=True)))
-        await exchange.reply_json(head.text(answered, wire.usage_body(usage)))
+        await exchange.reply_json(head.text(answered, head.usage(usage)))
 
 
 async def _events(

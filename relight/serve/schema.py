@@ -113,6 +113,7 @@ class SamplingFields(FormFields, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: LogitBias | None = None
     n: Choices | None = None
+    include_speculation: bool | None = None
     cache_salt: CacheSalt | None = None
 
 
@@ -249,6 +250,16 @@ class Timing(msgspec.Struct):
     decode_ms: float
 
 
+class SpeculationBody(msgspec.Struct):
+    """What became of guesses at the tokens of an answer, by the names of vLLM.
+    `acceptance_histogram[i]` counts the steps in which i were right."""
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_histogram: list[int]
+
+
 class UsageBody(msgspec.Struct):
     """Counts in tokens. `prompt_cache_*` are DeepSeek's names for the cached part and the rest."""
 
@@ -260,6 +271,7 @@ class UsageBody(msgspec.Struct):
     prompt_cache_hit_tokens: int
     prompt_cache_miss_tokens: int
     timing: Timing | UnsetType = UNSET
+    speculation: SpeculationBody | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, omit_defaults=True):

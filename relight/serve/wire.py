@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from relight.base.types import Usage
+from relight.base.types import Guessed, Usage
 from relight.serve import sse
 from relight.serve.schema import (
     AnswerChoice,
@@ -20,6 +21,7 @@ from relight.serve.schema import (
     Delta,
     DeltaChoice,
     ReasoningTokens,
+    SpeculationBody,
     TextChoice,
     TextCompletion,
     TextLogprobs,
@@ -37,11 +39,13 @@ from relight.text.parse import Content, Reasoning, ToolCallArguments
 @dataclass(frozen=True, slots=True)
 class Head:
     """What every body and chunk of one answer repeats. Where a stream tells its usage, each chunk
-    has one: null but in the last, or that of its answer so far."""
+    has one: null but in the last, or that of its answer so far. `speculation`: and in it what
+    became of guesses."""
 
     created: int
     model: str
     usage_in: UsageIn = "none"
+    speculation: bool = False
     id: str = ""
 
     def named(self, kind: str, job: Job) -> "Head":
@@ -84,10 +88,16 @@ class Head:
     def _usage(self, usage: Usage | None) -> UsageBody | UnsetType | None:
         if self.usage_in == "none":
             return UNSET
-        return None if usage is None else usage_body(usage)
+        return None if usage is None else self.usage(usage)
+
+    def usage(self, usage: Usage) -> UsageBody:
+        body = _usage_body(usage)
+        if self.speculation:
+            body.speculation = _speculation(usage)
+        return body
 
 
-def usage_body(usage: Usage) -> UsageBody:
+def _usage_body(usage: Usage) -> UsageBody:
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -108,6 +118,16 @@ def _timing(usage: Usage) -> Timing | UnsetType:
     return Timing(*(round(1000 * seconds, 3) for seconds in times))
 
 
+def _speculation(usage: Usage) -> SpeculationBody:
+    guessed = usage.guessed or Guessed(0, ())
+    return SpeculationBody(
+        num_spec_steps=sum(guessed.checks),
+        num_draft_tokens=guessed.drafted,
+        num_accepted_tokens=sum(right * times for right, times in enumerate(guessed.checks)),
+        acceptance_histogram=list(guessed.checks),
+    )
+
+
 def total_usage(usages: Sequence[tuple[Job, Usage]]) -> Usage:
     """Of all answers of one call; a prompt counts once, whatever the number of its answers, and of
     times the longest."""
@@ -120,7 +140,13 @@ def total_usage(usages: Sequence[tuple[Job, Usage]]) -> Usage:
         queue_s=max(job.times.queue_s for job, _ in usages),
         prefill_s=max(job.times.prefill_s for job, _ in usages),
         decode_s=max(job.times.decode_s for job, _ in usages),
+        guessed=_total_guessed([usage.guessed for _, usage in usages if usage.guessed]),
     )
+
+
+def _total_guessed(all_guessed: Sequence[Guessed]) -> Guessed:
+    checks = [sum(row) for row in zip_longest(*(g.checks for g in all_guessed), fillvalue=0)]
+    return Guessed(sum(guessed.drafted for guessed in all_guessed), tuple(checks))
 
 
 def first_choice(index: int) -> DeltaChoice:
@@ -162,7 +188,7 @@ def chat_completion(head: Head, choices: Sequence[AnswerChoice], usage: Usage) -
         created=head.created,
         model=head.model,
         choices=list(choices),
-        usage=usage_body(usage),
+        usage=head.usage(usage),
     )
 
 

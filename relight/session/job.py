@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from relight.base.types import FinishReason, Request, TokenDelta, Usage
+from relight.base.types import FinishReason, Guessed, Request, TokenDelta, Usage
 from relight.session.memory import Opening
 from relight.session.pieces import Finish
 from relight.session.request import Options
@@ -15,7 +15,7 @@ from relight.text.conversation import Start, Tool
 class Times:
     """How long a request waited for its slot, was read, and was made, and how it ended; set when it
     has ended by itself. The numbers of tokens count from the first on: those that were found in the
-    cache, those that were made, and those of reasoning among them."""
+    cache, those that were made, and those of reasoning among them; `guessed` is of all of them."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -24,6 +24,7 @@ class Times:
     num_cached: int = 0
     num_made: int = 0
     num_reasoning: int = 0
+    guessed: Guessed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Job:
             completion_tokens=times.num_made,
             cached_tokens=times.num_cached,
             reasoning_tokens=times.num_reasoning,
+            guessed=times.guessed,
         )
 
     @property

@@ -260,6 +260,7 @@ class Session:
                         started.set()
                     produced += len(delta.tokens)
                     job.times.num_cached = delta.num_cached
+                    job.times.guessed = delta.guessed
                     job.times.num_made = max(0, produced - job.num_forced)
                     if self._observer:
                         self._observer.delta(job, delta)

@@ -57,6 +57,19 @@ def test_a_histogram_of_drafts_is_read_as_list_and_as_map() -> None:
         assert found.advance == 2.5
 
 
+def test_drafts_are_read_from_our_own_usage() -> None:
+    told = {
+        "num_spec_steps": 4,
+        "num_draft_tokens": 12,
+        "num_accepted_tokens": 6,
+        "acceptance_histogram": [1, 0, 3],
+    }
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "speculation": told}
+    assert last({"usage": usage}).drafts == Drafts(
+        steps=4, drafted=12, accepted=6, histogram=(1, 0, 3)
+    )
+
+
 def test_two_means_of_acceptance_differ_and_slices_stay_apart() -> None:
     records = [
         answer(
