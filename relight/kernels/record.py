@@ -37,15 +37,21 @@ class CudaRecorder:
     def record(self, run: Callable[[], None]) -> Replay:
         """The first run loads kernels and makes tables and workspaces, none of which may happen
         while it is recorded. Other threads may go on with other streams meanwhile."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             run()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            run()
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                run()
+        except BaseException:
+            # What ends a recording that failed may raise before it puts the stream back.
+            torch.cuda.set_stream(current)
+            raise
         replay: Replay = graph.replay
         return replay
 

@@ -22,13 +22,13 @@ from relight.base.tensors import TensorSpec, backbone_tensors
 from relight.cache.pool import Blocks, Pool
 from relight.kernels import store
 from relight.kernels.rows import Rows
-from relight.lab.randomise import FP4_SIGMA, FP8_SIGMA, random_bytes
+from relight.lab.randomise import FP4_SIGMA, FP8_SIGMA, mean_and_sigma, random_bytes
 from relight.model.network import AnyWeights
-from relight.model.source import WeightSource
+from relight.model.source import STORED_AS, WeightSource
 from relight.model.weights import Loaded
 from relight.model.weights_v41 import LoadedV41
 
-CHUNK_ROWS = 4096
+CHUNK_ROWS = 2**15
 NO_DRAFT = DraftSpec("none")
 BACK_ROLES = (0, 2, 2, 1, 1, 1, 1)
 """Ratios of a V4.1 with every role: sliding; full; reuse; full with candidates; reuse; reindex
@@ -96,6 +96,10 @@ class RandomSource(WeightSource):
             shape = spec.shape
             return torch.randint(middle - 1, middle + 2, shape, dtype=torch.uint8,
                                  device=self.device)  # fmt: skip
+        if spec.dtype in ("BF16", "F32"):
+            mean, sigma = mean_and_sigma(spec)
+            values = torch.randn(spec.shape, device=self.device).mul_(sigma).add_(mean)
+            return values.to(STORED_AS[spec.dtype])
         return random_bytes(spec, spec.shape, self._specs, self._generator).to(self.device)
 
     def fill(self, tensor: Tensor, stored: StoredTensor) -> None:

@@ -65,7 +65,7 @@ def random_bytes(
         return _scales(spec, shape, specs, generator)
     if spec.dtype == "I64":
         return _expert_table(shape, _num_experts(spec, specs), generator)
-    mean, sigma = _mean_and_sigma(spec)
+    mean, sigma = mean_and_sigma(spec)
     index = _bytes(2 * prod(shape), generator).view(torch.int16).int() + 32768
     values = _normal_table().index_select(0, index).mul_(sigma).add_(mean).view(shape)
     return values.to(torch.bfloat16) if spec.dtype == "BF16" else values
@@ -92,7 +92,7 @@ def _fp8_table() -> Tensor:
     return e4m3_encode(_quantiles(256) * FP8_SIGMA)
 
 
-def _mean_and_sigma(spec: TensorSpec) -> tuple[float, float]:
+def mean_and_sigma(spec: TensorSpec) -> tuple[float, float]:
     for ending, values in MEAN_AND_SIGMA.items():
         if spec.name.endswith(ending):
             return values
