@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from relight.base.checkpoint import open_model
 from relight.base.errors import (
     BadRequest,
     BadSetting,
@@ -22,6 +24,7 @@ from relight.base.errors import (
     RelightError,
     Unavailable,
 )
+from relight.base.packaged import model_folder
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, EngineStats, Request, TokenDelta
 from relight.engine.loop import Loop
@@ -49,6 +52,8 @@ STOP_S = 10.0
 """How long an engine may take to end its step and go, before it is killed."""
 LAST_WORDS_S = 0.2
 """How long messages may still be on their way when the process that sent them has ended."""
+LOOK_S = 5.0
+"""How long those who wait for an answer may be kept to find out which file it was."""
 TMPDIR = "free space there, or set the variable TMPDIR to another folder with a short path"
 
 
@@ -283,9 +288,19 @@ class ProcessClient(_Switchboard):
             self._process.kill()  # it has said its last word, or something nobody understands
         code = await ended
         await _within(LAST_WORDS_S, self._listener)
-        self._dead = "the engine has stopped" if code == 0 else f"the engine died ({_cause(code)})"
+        self._dead = "the engine has stopped" if code == 0 else await self._death(code)
         self._settle(Unavailable(self._dead))
         self._fail_open(self._dead)
+
+    async def _death(self, code: int) -> str:
+        reason = f"the engine died ({_cause(code)})"
+        if code != -signal.SIGBUS:
+            return reason
+        # Weights are mapped where a processor reads them: then a file that becomes shorter, or a
+        # disk that fails, is no error that a program could catch.
+        look = asyncio.create_task(asyncio.to_thread(_file_fault, self._settings.model))
+        fault = look.result() if await _within(LOOK_S, look) else "their disk does not answer"
+        return f"{reason}: a file of weights could not be read any more: {fault}"
 
     def _settle(self, error: RelightError | None) -> None:
         if not self._ready.done():
@@ -344,6 +359,15 @@ async def _within(seconds: float, task: asyncio.Task[Any]) -> bool:
     """Whether the task ends in time."""
     done, _ = await asyncio.wait({task}, timeout=seconds)
     return bool(done)
+
+
+def _file_fault(model: str) -> str:
+    """What is wrong with the files of a model, as far as their headers and sizes tell."""
+    try:
+        open_model(model_folder(model))
+    except RelightError as error:
+        return error.message
+    return "all have the sizes that they should have; check the disk and the system's log"
 
 
 def _cause(code: int) -> str:

@@ -92,15 +92,15 @@ class WeightSource:
         )
         return (data if _is_aligned(stored) else data.clone()).view(dtype).view(stored.shape)
 
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def allocate(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        """On the source's own device, if no other is named. Raises CannotFit."""
         try:
-            return torch.empty(shape, dtype=dtype, device=self.device)
+            return torch.empty(shape, dtype=dtype, device=device or self.device)
         except RuntimeError as error:  # torch has no narrower class for CPU memory
             nbytes = torch.Size(shape).numel() * dtype.itemsize
-            raise CannotFit(
-                f"weights: {nbytes:,} bytes more on {self.device} were refused ({error}); "
-                "wanted room for the whole model; see `relight inspect` for its size"
-            ) from error
+            raise _refused(nbytes, f"on {device or self.device}", error) from error
 
     def fill(self, tensor: Tensor, stored: StoredTensor) -> None:
         """Has `run` read `stored` into the contiguous `tensor` of the same number of bytes."""
@@ -149,8 +149,20 @@ class WeightSource:
     def _map(self, file: Path) -> mmap.mmap:
         """A private map: the tensors keep it alive, nobody can write to the file through it."""
         if file not in self._maps:
-            self._maps[file] = mmap.mmap(self._descriptor(file), 0, access=mmap.ACCESS_COPY)
+            descriptor = self._descriptor(file)
+            try:
+                self._maps[file] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+            except OSError as error:  # as by a limit of addresses (ulimit -v)
+                raise _refused(file.stat().st_size, f"to map {file}", error) from error
         return self._maps[file]
+
+
+def _refused(nbytes: int, what: str, error: Exception) -> CannotFit:
+    return CannotFit(
+        f"weights: {nbytes:,} bytes more {what} were refused ({error}); wanted room for the whole "
+        "model; see `relight inspect` for its size",
+        param="model",
+    )
 
 
 def _is_aligned(stored: StoredTensor) -> bool:

@@ -418,3 +418,100 @@ def test_json_nested_too_deep_is_bad_json(folder):
     write_shard(folder / SHARD, '{"a":' + "[" * 100_000, b"")
     with pytest.raises(BadCheckpoint, match="bad JSON"):
         open_model(folder)
+
+
+# -- V4.1: tables, and drafts of another kind or revision
+
+V41 = GOLDEN.parents[1] / "v41" / "checkpoint"
+TABLE = "layers.4.engram.embed"
+
+
+@pytest.fixture
+def v41(tmp_path: Path) -> Path:
+    """A copy of the golden V4.1, in two shards: the second has the n-gram tables."""
+    copy = tmp_path / "v41"
+    copy.mkdir()
+    for name in ("config.json", INDEX_NAME, SHARD):
+        shutil.copyfile(V41 / name, copy / name)
+    header, _ = read_shard(copy / SHARD)
+    split(copy, {name for name in header if ".engram.embed." in name})
+    return copy
+
+
+def lose_the_tables(folder: Path) -> None:
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def forget_a_table(folder: Path) -> None:
+    """The shard, too, is from a revision without it."""
+    drop(folder, f"{TABLE}.weight", "model-00002-of-00002.safetensors")
+
+
+def index_without_the_draft(folder: Path) -> None:
+    edit_json(
+        folder / INDEX_NAME,
+        lambda index: index.update(
+            weight_map={n: s for n, s in index["weight_map"].items() if not n.startswith("mtp.")}
+        ),
+    )
+
+
+def index_of_a_revision_with_more_shards(folder: Path) -> None:
+    def rename(index: dict[str, Any]) -> None:
+        for name, shard in index["weight_map"].items():
+            index["weight_map"][name] = shard.replace("of-00002", "of-00048")
+
+    edit_json(folder / INDEX_NAME, rename)
+
+
+def index_that_has_the_tables_elsewhere(folder: Path) -> None:
+    moved = {f"{TABLE}.scale": "model-00001-of-00002.safetensors"}
+    edit_json(folder / INDEX_NAME, lambda index: index["weight_map"].update(moved))
+
+
+def tables_of_another_vocabulary(folder: Path) -> None:
+    def shrink(config: dict[str, Any]) -> None:
+        config["text_config"].update(engram_vocab_size=100, engram_num_embeddings=[762, 940])
+
+    edit_json(folder / "config.json", shrink)
+
+
+def drop(folder: Path, name: str, shard: str) -> None:
+    header, data = read_shard(folder / shard)
+    begin, end = header.pop(name)["data_offsets"]
+    for entry in header.values():
+        if entry.get("data_offsets", [0])[0] >= end:
+            entry["data_offsets"] = [offset - (end - begin) for offset in entry["data_offsets"]]
+    write_shard(folder / shard, header, data[:begin] + data[end:])
+    edit_json(folder / INDEX_NAME, lambda index: index["weight_map"].pop(name))
+
+
+V41_TEMPLATE = [
+    (lose_the_tables, "model-00002-of-00002", "is missing", "every shard that the index names"),
+    (forget_a_table, "v41", f"{TABLE}.weight is missing", "F8_E4M3 [1552, 32]"),
+    (index_without_the_draft, "model-00001-of-00002", "as well", "no tensor that the index lacks"),
+    (index_of_a_revision_with_more_shards, "model-00001-of-00048", "is missing", "every shard"),
+    (index_that_has_the_tables_elsewhere, "model-00001", f"lacks {TABLE}.scale", INDEX_NAME),
+    (tables_of_another_vocabulary, "config.json", "engram_num_embeddings", "sums of the primes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "found", "wanted"),
+    V41_TEMPLATE,
+    ids=[case[0].__name__ for case in V41_TEMPLATE],
+)
+def test_damage_to_a_v41_is_named_with_file_found_wanted_and_remedy(
+    v41, damage, file, found, wanted
+):
+    assert open_model(v41).tensors.used[f"{TABLE}.weight"].file.name.startswith("model-00002")
+    damage(v41)
+    with pytest.raises((BadCheckpoint, BadConfig)) as caught:
+        open_model(v41)
+    message = caught.value.message
+    assert message.startswith(str(v41))
+    assert file in message.split(":")[0]
+    assert found in message
+    assert wanted in message
+    assert "; wanted " in message
+    assert any(verb in message for verb in ("fetch", "use the config.json", "correct one of"))
