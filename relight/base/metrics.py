@@ -237,6 +237,27 @@ SPEC_TOO_LONG = Metric(
     "counter",
     "Requests without guesses for the length of their prompt (spec_max_prompt).",
 )
+TABLE_ROWS = Metric(
+    "relight:engram_rows",
+    "counter",
+    "Rows that steps asked for of n-gram tables in RAM or in the checkpoint, each once a step.",
+)
+TABLE_HITS = Metric(
+    "relight:engram_row_hits",
+    "counter",
+    "Of those rows, how many needed no disk: they lay in RAM, for engram mmap in the page cache of "
+    "the system; 0 there where a system cannot tell.",
+)
+TABLE_BYTES = Metric(
+    "relight:engram_bytes_read",
+    "counter",
+    "Bytes of those rows, from RAM or from the checkpoint's files.",
+)
+TABLE_ERRORS = Metric(
+    "relight:engram_read_errors",
+    "counter",
+    "Look-ups that failed, since a disk did or a file became shorter; their requests have ended.",
+)
 IGNORED_FIELDS = Metric(
     "relight:ignored_fields",
     "counter",
@@ -291,5 +312,9 @@ METRICS = (
     SPEC_THRESHOLD,
     SPEC_OFF,
     SPEC_TOO_LONG,
+    TABLE_ROWS,
+    TABLE_HITS,
+    TABLE_BYTES,
+    TABLE_ERRORS,
     IGNORED_FIELDS,
 )

@@ -144,6 +144,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class TableReads(msgspec.Struct, frozen=True):
+    """Rows that steps asked for of n-gram tables which do not lie on the device, each once a step
+    and table. `hits` of them needed no disk. `errors`: look-ups that failed."""
+
+    rows: int = 0
+    hits: int = 0
+    bytes_read: int = 0
+    errors: int = 0
+
+
 class SpecChoice(msgspec.Struct, frozen=True, array_like=True):
     """How many tokens are guessed for answers of one kind: drawn `sampling` (greedy, sampled), in a
     `section` (reasoning, content, tool), in steps of `requests` (1, 2-4, 5-16, 17+) that make
@@ -186,3 +196,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     spec_steps: int = 0
     spec_step_s: float = 0.0
     spec_choices: tuple[SpecChoice, ...] = ()
+    tables: TableReads = TableReads()

@@ -18,7 +18,7 @@ from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Numerics
 from relight.base.official import check_official_numerics
 from relight.base.packaged import model_folder
 from relight.base.settings import Settings
-from relight.base.types import EngineInfo, SamplingParams
+from relight.base.types import EngineInfo, SamplingParams, TableReads
 from relight.cache.blocks import BlockPool
 from relight.cache.layout import PAGE_TOKENS, Layout, layout
 from relight.cache.pool import Pool
@@ -60,7 +60,8 @@ from relight.kernels.device import (
     memory_added,
 )
 from relight.kernels.select import Selection
-from relight.model.network import load, network
+from relight.model.network import AnyWeights, load, network
+from relight.model.weights_v41 import ModelWeightsV41
 from relight.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,16 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         lambda: Tokenizer.load(folder, trust=settings.trust_tokenizer), config.vocab_size
     )
     scheduler = Scheduler(limits, index, build_speculation(drafting, settings, folder))
-    return Loop(scheduler, steps, guides=guides), info
+    tables = table_reads(weights) if settings.engram != "device" else None
+    return Loop(scheduler, steps, guides=guides, tables=tables), info
+
+
+def table_reads(weights: AnyWeights) -> Callable[[], TableReads] | None:
+    """Tells what was read of n-gram tables; None for a model without any."""
+    if not isinstance(weights, ModelWeightsV41):
+        return None
+    reads = weights.reads
+    return lambda: TableReads(*reads.told())
 
 
 def check_memory(

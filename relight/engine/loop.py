@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from relight.base.errors import RelightError, Unavailable
-from relight.base.types import EngineStats, Request, TokenDelta
+from relight.base.types import EngineStats, Request, TableReads, TokenDelta
 from relight.engine.cost import CostMeter, Load, Pace
 from relight.engine.guides import Guides
 from relight.engine.plan import Result, StepPlan
@@ -35,6 +37,7 @@ class Launched:
 class Loop:
     """Owned by one thread. `dead` is the reason why there can be no further step, None while there
     can be. `awaited` is the step that it waits for and since when, for another thread to look at.
+    `tables` tells what was read of tables that do not lie on the device.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class Loop:
         steps: Steps,
         clock: Callable[[], float] = time.monotonic,
         guides: Guides | None = None,
+        tables: Callable[[], TableReads] | None = None,
     ) -> None:
         self.dead: str | None = None
         self._scheduler = scheduler
         self._steps = steps
         self._clock = clock
         self._guides = guides
+        self._tables = tables
         self._launched: deque[Launched] = deque()
         self._read_s = 0.0
         self._goes_on = False  # there was work left when the last step had been read
@@ -174,7 +179,10 @@ class Loop:
 
     def stats(self) -> EngineStats:
         """`step_s` is the time that the last step took."""
-        return self._scheduler.stats(self._step_s, self._pace.tokens_per_s)
+        stats = self._scheduler.stats(self._step_s, self._pace.tokens_per_s)
+        if self._tables is None:
+            return stats
+        return msgspec.structs.replace(stats, tables=self._tables())
 
     def _report(self) -> None:
         ended = self._scheduler.ended

@@ -142,8 +142,22 @@ def model_notes(config: ModelConfig, settings: Settings) -> Iterator[str]:
             f"the model is a {kind} and encoding is {settings.encoding}: it was trained on prompts "
             f"of another layout, so chats will be worse (set encoding to {config.generation})"
         )
-    if config.engram is None and settings.engram != "device":
-        yield f"engram {settings.engram} has no effect: the model has no n-gram tables"
+    if settings.engram in ELSEWHERE:
+        yield table_note(config, settings.engram)
+
+
+def table_note(config: ModelConfig, engram: str) -> str:
+    """Of n-gram tables that do not lie on the device."""
+    tables = [tensor for tensor in backbone_tensors(config) if tensor.is_table]
+    if config.engram is None:
+        return f"engram {engram} has no effect: the model has no n-gram tables"
+    columns = config.engram.columns
+    read = sum(columns * tensor.nbytes // tensor.shape[0] for tensor in tables)
+    return (
+        f"{ELSEWHERE[engram]}: {sum(tensor.nbytes for tensor in tables):,} bytes, of which a token "
+        f"reads {columns * len(tables) // 2} rows, {read:,} bytes, at most (relight:engram_* in "
+        "/metrics)"
+    )
 
 
 def setting_notes(settings: Settings, spec: Layout, fitted: Capacity) -> Iterator[str]:

@@ -15,6 +15,7 @@ from relight.kernels import engram
 from relight.kernels.linear import linear
 from relight.model.addresses import NO_KEY, RingAddresses, ring_addresses
 from relight.model.inputs import Segment
+from relight.model.ngram_table import Values
 from relight.model.weights_v41 import EngramWeights
 
 
@@ -56,15 +57,15 @@ class Ngrams:
         self.numerics = numerics
         self.boundary = boundary
 
-    def recall(self, classes: Tensor) -> Tensor:
-        """The values of the table's rows [rows, C * d_e] for the classes [rows, N]: known from the
-        token ids alone, before any layer has run."""
+    def recall(self, classes: Tensor) -> Values:
+        """Begins to bring the table's rows for the classes [rows, N]: they hang on the token ids
+        alone, so they may come while the layers before run."""
         w = self.weights
-        rows = engram.table_rows(classes, w.factors, w.primes)
-        return w.table.values(rows).to(self.boundary)
+        return w.table.fetch(engram.table_rows(classes, w.factors, w.primes))
 
-    def forward(self, streams: Tensor, values: Tensor, segment: Segment) -> Tensor:
-        """streams [rows, hc, D], values of `recall` -> the streams with what was remembered."""
-        w = self.weights
+    def forward(self, streams: Tensor, recalled: Values, segment: Segment) -> Tensor:
+        """streams [rows, hc, D] -> the streams with what was remembered. Raises BadCheckpoint if
+        rows could not be read."""
+        w, values = self.weights, recalled().to(self.boundary)  # [rows, C * d_e]
         mapped = linear(values, w.wkv, segment.family, self.numerics.quantised, self.boundary)
         return engram.gate(streams, mapped, w.gain, self.config.rms_norm_eps, self.boundary)

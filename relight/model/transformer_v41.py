@@ -19,6 +19,7 @@ from relight.model.attention import Addresses, addresses
 from relight.model.csa2 import Csa2, Shared
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
+from relight.model.ngram_table import Values
 from relight.model.ngrams import Ngrams, store_tokens
 from relight.model.state import LayerState
 from relight.model.streams import Mhc
@@ -44,7 +45,7 @@ class BlockV41:
         if weights.engram:
             self.ngrams = Ngrams(config, weights.engram, numerics, boundary)
 
-    def recall(self, streams: Tensor, recalled: Tensor | None, segment: Segment) -> Tensor:
+    def recall(self, streams: Tensor, recalled: Values | None, segment: Segment) -> Tensor:
         """streams [rows, hc, D] with what the layer's table holds, if it has one."""
         if self.ngrams is None:
             return streams
@@ -107,9 +108,9 @@ class TransformerV41:
         rows = segment.sample_rows
         return self.head(streams[rows], pre[rows], segment)
 
-    def recall(self, segment: Segment, states: Sequence[LayerState]) -> list[Tensor | None]:
-        """Stores the token ids; returns what each layer's table holds of their n-grams, None for
-        layers without one."""
+    def recall(self, segment: Segment, states: Sequence[LayerState]) -> list[Values | None]:
+        """Stores the token ids, and begins to bring what each layer's table holds of their n-grams;
+        None for layers without one."""
         rings = [state.tokens for state in states if state.tokens is not None]
         if not rings:
             return [None] * len(states)

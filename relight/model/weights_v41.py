@@ -15,7 +15,14 @@ from relight.base.engram import multipliers, table_primes
 from relight.base.headers import StoredTensor
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels.codec import DenseWeight, Weight
-from relight.model.ngram_table import DeviceTable, FileTable, HostTable, NgramTable, Where
+from relight.model.ngram_table import (
+    DeviceTable,
+    FileTable,
+    HostTable,
+    NgramTable,
+    ReadCount,
+    Where,
+)
 from relight.model.source import STORED_AS, Progress, WeightSource
 from relight.model.weights import (
     AttentionWeights,
@@ -79,6 +86,7 @@ class ModelWeightsV41:
     norm: Tensor  # [D] float32
     head: DenseWeight  # [V, D]
     token_classes: Tensor  # [V] int64
+    reads: ReadCount  # of all tables
 
     @property
     def nbytes(self) -> int:
@@ -112,8 +120,11 @@ class LoadedV41(Loaded):
     ) -> None:
         tables = {name: tensor for name, tensor in stored.items() if ".engram.embed." in name}
         super().__init__(config, {n: t for n, t in stored.items() if n not in tables}, source)
+        self._reads = ReadCount()
         self._tables = {
-            layer.index: _table(f"layers.{layer.index}.engram.embed", tables, source, engram)
+            layer.index: _table(
+                f"layers.{layer.index}.engram.embed", tables, source, engram, self._reads
+            )
             for layer in config.layers
             if layer.engram_rows
         }
@@ -125,6 +136,7 @@ class LoadedV41(Loaded):
             norm=self._norm("norm"),
             head=self._dense("head"),
             token_classes=classes,
+            reads=self._reads,
         )
 
     def _layer_v41(self, layer: LayerSpec) -> LayerWeightsV41:
@@ -178,17 +190,21 @@ class LoadedV41(Loaded):
 
 
 def _table(
-    name: str, stored: Mapping[str, StoredTensor], source: WeightSource, where: Where
+    name: str,
+    stored: Mapping[str, StoredTensor],
+    source: WeightSource,
+    where: Where,
+    reads: ReadCount,
 ) -> NgramTable:
     data, scale = stored[f"{name}.weight"], stored[f"{name}.scale"]
     if where == "mmap":
-        return FileTable(data, scale)
+        return FileTable(data, scale, reads)
     if where == "device":
         return DeviceTable(source.tensor(data), source.tensor(scale))
-    return HostTable(_in_ram(data, source), _in_ram(scale, source))
+    return HostTable(_in_ram(data, source), _in_ram(scale, source), reads)
 
 
 def _in_ram(stored: StoredTensor, source: WeightSource) -> Tensor:
-    tensor = torch.empty(stored.shape, dtype=STORED_AS[stored.dtype])
+    tensor = source.allocate(stored.shape, STORED_AS[stored.dtype], torch.device("cpu"))
     source.fill(tensor, stored)
     return tensor

@@ -64,6 +64,7 @@ class Answer:
     logits: list[Tensor] = field(default_factory=list)
     cached: int = 0
     finish: FinishReason | None = None
+    error: str | None = None
 
 
 def assert_equal(found: Answer, wanted: Answer) -> None:
@@ -219,6 +220,7 @@ class RealEngine:
             assert not answer.tokens or delta.num_cached == answer.cached
             answer.tokens += delta.tokens
             answer.cached, answer.finish = delta.num_cached, delta.finish
+            answer.error = delta.error
 
     # -- memory
 

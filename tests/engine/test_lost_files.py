@@ -1,0 +1,71 @@
+"""A file of weights that becomes shorter while an engine serves: on a processor it is mapped, so
+the process ends where it touches what is gone. Who waits is told so, and of which file."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from relight.base.settings import Settings
+from relight.base.types import Request, SamplingParams
+from relight.engine.client import ProcessClient
+from tests.engine.real import words
+from tests.model.tables import TABLES, WEIGHTS, write_tables_apart
+
+Ending = tuple[list[int], str, str]
+"""Tokens, how they ended, and why."""
+
+
+def request(id: str, max_tokens: int) -> Request:
+    return Request(
+        id=id, prompt=tuple(words(id, 20)), sampling=SamplingParams(max_tokens=max_tokens, seed=1)
+    )
+
+
+async def collect(client: ProcessClient, request: Request) -> Ending:
+    tokens: list[int] = []
+    async for delta in client.generate(request):
+        tokens += delta.tokens
+    return tokens, delta.finish or "", delta.error or ""
+
+
+async def lose(folder: Path, shard: str, engram: str) -> tuple[list[int], Ending]:
+    """A sound answer, and one in whose middle a shard is cut."""
+    settings = Settings(  # type: ignore[call-arg]
+        model=str(folder), device="cpu", engram=engram, threads=1, num_slots=2, log_level="error"
+    )
+    client = ProcessClient(settings)
+    await client.start()
+    try:
+        await client.ready()
+        sound, *_ = await collect(client, request("same", 8))
+        answer = asyncio.create_task(collect(client, request("same", 4000)))
+        while (await client.stats()).generated_tokens < 8 + 5:
+            await asyncio.sleep(0.01)
+        os.truncate(folder / shard, (folder / shard).stat().st_size // 2)
+        cut = await asyncio.wait_for(answer, 120)
+        assert client.state() == ("dead" if engram == "device" else "idle")
+        return sound, cut
+    finally:
+        await client.aclose()
+
+
+def test_weights_that_are_cut_end_the_engine_and_every_answer_with_the_files_name(
+    tmp_path: Path,
+) -> None:
+    folder = write_tables_apart(tmp_path)
+    sound, (tokens, finish, error) = asyncio.run(lose(folder, WEIGHTS, "device"))
+    assert tokens[:8] == sound[: len(tokens)]
+    assert finish == "error"
+    assert error.startswith(f"the engine died (signal {signal.SIGBUS.value}): a file of weights")
+    assert str(folder / WEIGHTS) in error
+    assert "is truncated: it has" in error
+    assert "fetch the file again" in error
+
+
+def test_a_table_that_is_read_by_row_and_cut_ends_the_answer_alone(tmp_path: Path) -> None:
+    folder = write_tables_apart(tmp_path)
+    sound, (tokens, finish, error) = asyncio.run(lose(folder, TABLES, "mmap"))
+    assert tokens[:8] == sound[: len(tokens)]
+    assert finish == "error"
+    assert f"BadCheckpoint: {folder / TABLES}: layers." in error
