@@ -69,9 +69,8 @@ def _tests(job: Job) -> Sequence[str]:
 
 def _step_kernels(job: Job) -> Sequence[str]:
     quick = ("--quick",) if job.quick else ()
-    cache, minutes = str(job.scratch / "cubins"), str((job.seconds - 20) / 60)
-    return ("-m", "tools.step_kernels", "--file", str(job.file), "--cache", cache, "--minutes",
-            minutes, *quick)  # fmt: skip
+    minutes = str((job.seconds - 20) / 60)
+    return ("-m", "tools.step_kernels", "--file", str(job.file), "--minutes", minutes, *quick)
 
 
 def _texts(job: Job) -> Sequence[str]:
@@ -102,6 +101,7 @@ def judge_step_kernels(found: Found) -> tuple[bool, str]:
     bad = [f"{one['form']} {one['op']} {one['shape']}" for one in checks if not one["good"]]
     times = len(found.get("times", []))
     words = f"{len(checks) - len(bad)} of {len(checks)} checks good, {times} times"
+    words += f"; the form for Volta was not tried: {found['volta']}" if "volta" in found else ""
     return bool(checks) and not bad, f"{words}{'; bad: ' if bad else ''}{', '.join(bad)}"
 
 
