@@ -258,6 +258,11 @@ TABLE_ERRORS = Metric(
     "counter",
     "Look-ups that failed, since a disk did or a file became shorter; their requests have ended.",
 )
+BOUNDED_TOKENS = Metric(
+    "relight:bounded_replay_tokens",
+    "counter",
+    "Prompt tokens that were read approximately, without the decoder (replay bounded); 0: none.",
+)
 IGNORED_FIELDS = Metric(
     "relight:ignored_fields",
     "counter",
@@ -316,5 +321,6 @@ METRICS = (
     TABLE_HITS,
     TABLE_BYTES,
     TABLE_ERRORS,
+    BOUNDED_TOKENS,
     IGNORED_FIELDS,
 )

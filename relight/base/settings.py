@@ -121,6 +121,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             high=2**20,
         ),
     ] = 0
+    replay: Annotated[
+        Literal["exact", "bounded"],
+        declare(
+            "compute",
+            "how V4.1 reads prompts; exact: every token through all layers; bounded: approximate, "
+            "only the last window of tokens through the decoder, the layers that remember no more",
+        ),
+    ] = "exact"
     threads: Annotated[
         int,
         declare(

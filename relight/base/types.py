@@ -172,7 +172,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `spec_drafts`: how often guesses were checked; `spec_drafted` and `spec_accepted`: by position,
     how many there were and how many were right with all before them; `spec_steps`: steps that
-    checked some and read no prompt, and how long they took."""
+    checked some and read no prompt, and how long they took. `bounded_tokens`: prompt
+    tokens that were read approximately."""
 
     running: int = 0
     waiting: int = 0
@@ -197,3 +198,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     spec_step_s: float = 0.0
     spec_choices: tuple[SpecChoice, ...] = ()
     tables: TableReads = TableReads()
+    bounded_tokens: int = 0

@@ -37,6 +37,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the instances.")] = 7,
     numerics: Annotated[str, typer.Option(help="auto, official or reference.")] = "auto",
     device: Annotated[str, typer.Option(help="torch device; auto: as `serve` chooses.")] = "auto",
+    replay: Annotated[
+        str, typer.Option(help="exact, or bounded, which is approximate and for V4.1 alone.")
+    ] = "exact",
     engines: Annotated[
         int, typer.Option(min=0, help="Engine processes; 0: one a core, on an accelerator one.")
     ] = 0,
@@ -50,7 +53,8 @@ def evaluate(
     from relight.base.settings import load
 
     wanted = _tasks(tasks)
-    settings = load({"model": model, "numerics": numerics, "device": device}, {}).settings
+    given = {"model": model, "numerics": numerics, "device": device, "replay": replay}
+    settings = load(given, {}).settings
     read_config(model_folder(model))  # a wrong folder is told before anything is started
     count = engines or _engines(device)
     began_s = time.monotonic()

@@ -23,6 +23,7 @@ class Limits:
     """Tokens, but for `num_slots` (sequences that run at once) and `max_queue` (requests).
 
     `step_target_s`: how long a step may take, where streams would wait for its given rows.
+    `replay_rows`: of given tokens in a row, how many run through all layers; 0: all do.
     """
 
     num_slots: int
@@ -35,6 +36,7 @@ class Limits:
     record_interval: int = 4096
     made_rows: int = REWIND_ROWS
     step_target_s: float = math.inf
+    replay_rows: int = 0
 
 
 class Admission:

@@ -23,6 +23,7 @@ from relight.cache.blocks import BlockPool
 from relight.cache.layout import PAGE_TOKENS, Layout, layout
 from relight.cache.pool import Pool
 from relight.cache.prefix import PrefixIndex, RecordPool
+from relight.engine.bounded import NAMES, replay_notes, replay_rows
 from relight.engine.capacity import capacity
 from relight.engine.drafting import (
     Drafting,
@@ -84,6 +85,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     if numerics.quantised:
         check_official_numerics(config)
     drafting = choose_drafting(config, settings)
+    rows_replayed = replay_rows(config, settings)
     torch.set_num_threads(choose_threads(settings.threads, torch.get_num_threads()))
     spec = layout(config, numerics, draft=drafting is not None)
     counts = count_bytes(settings.num_slots, config.vocab_size)
@@ -118,7 +120,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         verify = 1 + (drafting.depth if drafting else 0)
         usual = shapes(fitted.num_slots, verify, fitted.max_context)
         recorded = record_steps(runner, recorder, usual, insist=settings.graphs == "on")
-    operator = identity(folder, numerics, device, settings.spec, selection)
+    operator = identity(folder, numerics, device, settings, selection)
     index = PrefixIndex(
         BlockPool(fitted.num_pages),
         RecordPool(fitted.num_records),
@@ -136,6 +138,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         vocab_size=config.vocab_size,
         prefix_cache=settings.prefix_cache == "on",
         step_target_s=settings.step_target / 1000 or math.inf,
+        replay_rows=rows_replayed,
     )
     info = EngineInfo(
         model=settings.served_name or Path(settings.model).resolve().name,
@@ -160,6 +163,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         notes=(
             *notes,
             *model_notes(config, settings),
+            *replay_notes(config, settings),
             *drafting_notes(config, settings, drafting),
             *kernel_notes,
             *recording_notes,
@@ -236,7 +240,11 @@ def choose_numerics(name: str, device: torch.device) -> Numerics:
 
 
 def identity(
-    folder: Path, numerics: Numerics, device: torch.device, draft: str, selection: Selection
+    folder: Path,
+    numerics: Numerics,
+    device: torch.device,
+    settings: Settings,
+    selection: Selection,
 ) -> str:
     """What computed a state, so that no state is reused across weights, numerics or kernels.
 
@@ -259,7 +267,8 @@ def identity(
         f"device {architecture(device)}",
         f"torch {torch.__version__}",
         "ranks 1",
-        f"draft {draft}",
+        f"draft {settings.spec}",
+        f"replay {NAMES[settings.replay]}",
         f"layout {LAYOUT_VERSION}",
     )
     return "; ".join(parts)

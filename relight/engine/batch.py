@@ -47,6 +47,7 @@ class BatchBuilder:
         starts = self.lengths[slots]
         offset = torch.arange(total, device=device) - first_rows[sequence]
         max_length = max(r.start + len(r.tokens) for r in rows)
+        since = [r.whole_from for r in rows]
         pages = -(-max_length // PAGE_TOKENS)
         return Segment(
             family=family,
@@ -64,6 +65,7 @@ class BatchBuilder:
             },
             kept_rows={ring: on_device(_kept(counts, first, ring)) for ring in self.ring_lengths},
             sample_rows=on_device(sampled_rows(rows)),
+            since=on_device(since) if any(since) else None,
         )
 
     def by_row(self, inputs: RowInputs, shape: Shape) -> Segment:

@@ -80,6 +80,7 @@ class Draft:
         take: Take | None,
         proposed: tuple[int, ...] = (),
         propose: int = 0,
+        whole_from: int = 0,
     ) -> None:
         """Adds the rows up to `end`, and a draw if nothing is known beyond them, with rows and
         draws for guesses."""
@@ -100,7 +101,15 @@ class Draft:
         draws = end == total
         assert not proposed or end == total == sequence.num_known, "guesses at what is known"
         self.rows[role].append(
-            Rows(slot, start, tokens + proposed, draws, len(proposed), propose if draws else 0)
+            Rows(
+                slot,
+                start,
+                tokens + proposed,
+                draws,
+                len(proposed),
+                propose if draws else 0,
+                whole_from,
+            )
         )
         if draws:
             sampling, made = sequence.request.sampling, total - sequence.num_prompt

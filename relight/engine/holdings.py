@@ -24,15 +24,20 @@ class Take:
 
 class Holdings:
     """`enabled` false: nothing is found and nothing is indexed. `record_interval`: a record is
-    taken and kept at every multiple of so many tokens."""
+    taken and kept at every multiple of so many tokens. `replay_rows`: of given tokens in a row, how
+    many run through all layers, 0: all do. Of the others a record holds no more than the encoder's
+    rows, so nothing goes on behind it with fewer given tokens than that."""
 
-    def __init__(self, index: PrefixIndex, *, enabled: bool, record_interval: int) -> None:
+    def __init__(
+        self, index: PrefixIndex, *, enabled: bool, record_interval: int, replay_rows: int = 0
+    ) -> None:
         self.enabled = enabled
         self.index = index
         self.pool = index.pool
         self.records = index.records
         self.page_tokens = index.page_tokens
         self.record_interval = record_interval
+        self.replay_rows = replay_rows
 
     def find(self, sequence: Sequence) -> Match:
         """What is known of its tokens. One token must run, so the last is never found; and what a
@@ -40,8 +45,17 @@ class Holdings:
         if not self.enabled:
             return Match()
         roles = sequence.roles if sequence.num_preemptions else None
-        limit = len(sequence.tokens) - 1
-        return self.index.match(sequence.root, sequence.tokens, limit, roles)
+        limit, rows = len(sequence.tokens) - 1, self.replay_rows
+        match = self.index.match(sequence.root, sequence.tokens, limit, roles)
+        usable = match.num_usable
+        while rows and usable and not self._goes_on(sequence, match, usable):
+            usable -= 1
+        return Match(match.entries, usable)
+
+    def _goes_on(self, sequence: Sequence, match: Match, num_pages: int) -> bool:
+        boundary = num_pages * self.page_tokens
+        has_record = match.entries[num_pages - 1].record is not None
+        return has_record and sequence.may_go_on_at(boundary, self.replay_rows)
 
     def acquire(self, sequence: Sequence, match: Match) -> RecordMove | None:
         """Holds the usable pages of `match`: they count as computed. Returns the record to restore,
@@ -55,7 +69,8 @@ class Holdings:
         sequence.computed = sequence.planned = len(usable) * self.page_tokens
         if self.enabled:
             branch = len(match.entries) * self.page_tokens
-            sequence.plan_records(self.page_tokens, self.record_interval, branch)
+            least_rows = max(1, self.replay_rows)
+            sequence.plan_records(self.page_tokens, self.record_interval, branch, least_rows)
         if not usable:
             return None
         sequence.roles[: sequence.computed] = b"".join(entry.roles for entry in usable)

@@ -21,7 +21,8 @@ class Rows(msgspec.Struct, frozen=True):
 
     `sample`: draw the next token from the logits of the last row. The last `proposed` tokens are
     guesses at what is drawn before them: there is a draw for the row before each of them, too.
-    `propose`: guess that many tokens behind the drawn one that counts.
+    `propose`: guess that many tokens behind the drawn one that counts. `whole_from`: rows at
+    positions before it run through the encoder alone; 0: all run through all layers.
     """
 
     slot: int
@@ -30,6 +31,7 @@ class Rows(msgspec.Struct, frozen=True):
     sample: bool = False
     proposed: int = 0
     propose: int = 0
+    whole_from: int = 0
 
 
 class PageWrite(msgspec.Struct, frozen=True):

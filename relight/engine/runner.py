@@ -13,6 +13,7 @@ from relight.base.numerics import Family
 from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder, sampled_rows
+from relight.engine.bounded import part
 from relight.engine.graphs import MOST_ROWS, Graphs, RowInputs, Shape
 from relight.engine.plan import Draw, Result, Rows, StepPlan
 from relight.engine.proposer import Guesses, Proposer, propose
@@ -22,6 +23,7 @@ from relight.kernels.record import Recorder
 from relight.model.inputs import Segment
 from relight.model.network import Network
 from relight.model.state import layer_states
+from relight.model.transformer_v41 import TransformerV41
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,12 @@ class Runner:
 
     def _launch(self, plan: StepPlan) -> Launched:
         self._prepare(plan)
-        segments: tuple[tuple[Family, tuple[Rows, ...]], ...] = (
+        heads, given = part(plan.given)
+        if heads:
+            self._encode(heads)
+        segments: tuple[tuple[Family, Sequence[Rows]], ...] = (
             ("step", plan.made),
-            ("prefill", plan.given),
+            ("prefill", given),
         )
         logits = [self._forward(family, rows) for family, rows in segments if rows]
         sampled = self._draw(plan.draws, torch.cat(logits)) if plan.draws else None
@@ -152,9 +157,17 @@ class Runner:
                 return _drawn_from(rows, logits)
         segment = self.batch.segment(family, rows)
         logits = self._pass(segment)
-        counts = upload([len(r.tokens) for r in rows], self.lengths.device)
-        self.lengths[segment.slots] += counts
+        self._advance(segment)
         return logits
+
+    def _encode(self, rows: Sequence[Rows]) -> None:
+        assert isinstance(self.model, TransformerV41), "a plan for another model"
+        segment = self.batch.segment("prefill", rows)
+        self.model.encode(segment, self.states)
+        self._advance(segment)
+
+    def _advance(self, segment: Segment) -> None:
+        self.lengths[segment.slots] += upload(segment.counts, self.lengths.device)
 
     def _recorded(self, inputs: RowInputs, shape: Shape) -> Tensor:
         ends = self.lengths[inputs.slots] + inputs.counts

@@ -34,6 +34,8 @@ The rules, in order:
 10. Guesses at the next tokens of a sequence ride in the step that computes its last one. Those that
     the step itself draws count; the others have never been. Nothing is planned while such a step is
     in flight, and no sequence gives way for their rows.
+11. With bounded replay only the last rows of a run of given tokens go through all layers. Where
+    they begin hangs on the run alone; a prefix is used where at least so many given tokens follow.
 """
 
 from bisect import insort
@@ -77,7 +79,10 @@ class Scheduler:
         self.index = index
         self.admission = Admission(limits, index.pool, index.page_tokens)
         self.holdings = Holdings(
-            index, enabled=limits.prefix_cache, record_interval=limits.record_interval
+            index,
+            enabled=limits.prefix_cache,
+            record_interval=limits.record_interval,
+            replay_rows=limits.replay_rows,
         )
         self.running: list[Sequence] = []  # by age, as is `waiting`
         self._room = WaitingRoom()
@@ -90,6 +95,7 @@ class Scheduler:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
+        self.num_bounded_tokens = 0
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
@@ -218,7 +224,9 @@ class Scheduler:
             proposed = self._proposed(sequence, end) if sequence.proposal else ()
             take = self.holdings.take(sequence, role, end + len(proposed))
             ahead = self.speculation.wanted(sequence) if self.speculation else 0
-            draft.compute(sequence, role, end, take, proposed, ahead)
+            whole = sequence.whole_from(self.limits.replay_rows)
+            self.num_bounded_tokens += max(0, min(end, whole) - start)
+            draft.compute(sequence, role, end, take, proposed, ahead, whole)
 
     def _proposed(self, sequence: Sequence, end: int) -> tuple[int, ...]:
         """The guesses behind `end` that the sequence may have, one less than it may draw, and for
@@ -472,6 +480,7 @@ class Scheduler:
             spec_steps=tally.steps,
             spec_step_s=tally.step_s,
             spec_too_long=0 if speculation is None else speculation.num_too_long,
+            bounded_tokens=self.num_bounded_tokens,
         )
 
 

@@ -119,6 +119,21 @@ class Sequence:
         end = self.roles.find(MADE if role == GIVEN else GIVEN, self.planned)
         return role, len(self.tokens) if end < 0 else end
 
+    def whole_from(self, replay_rows: int) -> int:
+        """Where the last `replay_rows` of the next run of given tokens begin; 0: all are whole."""
+        if not replay_rows or self.roles[self.planned] == MADE:
+            return 0
+        return max(0, self.run()[1] - replay_rows)
+
+    def may_go_on_at(self, boundary: int, replay_rows: int) -> bool:
+        """Whether a record of this boundary has all that the next rows read. Behind a made token it
+        has; in a run of given tokens, of which the last `replay_rows` alone leave rows in the
+        decoder, all of those must follow."""
+        if self.roles[boundary - 1] == MADE:
+            return True
+        end = self.roles.find(MADE, boundary)
+        return boundary <= (len(self.tokens) if end < 0 else end) - replay_rows
+
     def expect(self) -> None:
         """One more token is being drawn."""
         self.tokens.append(0)
@@ -133,17 +148,18 @@ class Sequence:
         """Whatever is being drawn does not count any more."""
         del self.tokens[self.num_known :], self.roles[self.num_known :]
 
-    def plan_records(self, page_tokens: int, interval: int, branch: int) -> None:
+    def plan_records(
+        self, page_tokens: int, interval: int, branch: int, least_rows: int = 1
+    ) -> None:
         """Chooses the page boundaries after `computed` where a record is taken while reading.
 
         They are the places where a later prompt may leave this one: the last boundary of the prompt
-        (the one before, too, if the prompt ends there, since one token must run), where its turns
-        start, every `interval` tokens, and `branch`, where an earlier prompt has left it.
+        (and the last that the same prompt could use, since `least_rows` of its tokens must run),
+        where its turns start, every `interval` tokens, and `branch`, where an earlier prompt has
+        left it.
         """
         end = self.num_prompt
-        wanted = {end // page_tokens * page_tokens, branch}
-        if end % page_tokens == 0:
-            wanted.add(end - page_tokens)
+        wanted = {branch, *(last // page_tokens * page_tokens for last in (end, end - least_rows))}
         wanted.update(
             min(hint, end) // page_tokens * page_tokens for hint in self.request.record_hints
         )

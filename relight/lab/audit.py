@@ -17,7 +17,7 @@ from relight.base.errors import BadSetting
 from relight.base.settings import Settings
 from relight.base.types import Logprobs, Request, SamplingParams
 
-Verdict = Literal["kept", "not kept", "not checked"]
+Verdict = Literal["kept", "not kept", "not checked", "approximate"]
 
 MAX_WIDTH = 16
 """Rows of one sequence that a step may have: a token and 15 guesses."""
@@ -79,6 +79,8 @@ class Audit:
             self.vocab_size = engine.vocab_size
 
     def promises(self) -> Iterator[Promise]:
+        if self.settings.replay == "bounded":
+            yield self._replay()
         yield self._widths()
         yield self._speculation()
         yield self._batch()
@@ -148,6 +150,28 @@ class Audit:
                 kept.append(str(width))
         return _compare(
             text, f"{len(requests)} requests, equal at k {', '.join(kept) or 'none'}", pairs
+        )
+
+    def _replay(self) -> Promise:
+        """What no promise holds for: how often texts differ from those of exact replay."""
+        lengths = (120, 200, 300, 400, 500, 600, 700, 800)
+        requests = [
+            self._request(f"replay {i}", self._prompt(f"replay {i}", length), presence_penalty=0.0)
+            for i, length in enumerate(lengths)
+        ]
+        answers = []
+        for replay in ("exact", "bounded"):
+            with self._engine(replay=replay, prefix_cache="off") as engine:
+                answers.append(engine.run(requests))
+        pairs = list(zip(*answers, strict=True))
+        same = sum(exact == bounded for exact, bounded in pairs)
+        first = sum(exact.tokens[:1] == bounded.tokens[:1] for exact, bounded in pairs)
+        return Promise(
+            "replay is bounded, so texts behind prompts longer than a window may differ from the "
+            "model's own",
+            "approximate",
+            f"of {len(pairs)} answers of {self.tokens} tokens behind prompts of {lengths[0]} to "
+            f"{lengths[-1]}, {same} are equal to those of replay exact, {first} in the first token",
         )
 
     def _batch(self) -> Promise:

@@ -66,10 +66,13 @@ def ring_addresses(segment: Segment, ring: int, history: int) -> RingAddresses:
     return RingAddresses(ring, history, kept, places, past.flatten())
 
 
-def window_keys(segment: Segment, rings: RingAddresses, window: int) -> Tensor:
+def window_keys(
+    segment: Segment, rings: RingAddresses, window: int, since: Tensor | None = None
+) -> Tensor:
     """For each row the sources of its window [rows, blocks * 64], in blocks cut at multiples of 64.
 
-    A window of 128 keys touches at most three blocks; keys outside it are NO_KEY.
+    A window of 128 keys touches at most three blocks; keys outside it, and those in front of
+    position `since` [sequences], are NO_KEY.
     """
     blocks = -(-(window - 1) // KEY_BLOCK) + 1
     last_block = segment.positions // KEY_BLOCK
@@ -78,6 +81,8 @@ def window_keys(segment: Segment, rings: RingAddresses, window: int) -> Tensor:
     keys = first.unsqueeze(1) + span  # [rows, keys]
     position = segment.positions.unsqueeze(1)
     inside = (keys <= position) & (keys > position - window)
+    if since is not None:
+        inside &= keys >= since[segment.sequence].unsqueeze(1)
     return rings.source(segment, segment.sequence, torch.where(inside, keys, NO_KEY))
 
 

@@ -79,6 +79,12 @@ class Csa2(Attention):
         out = grouped(out, w.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), w.wo_b, segment)
 
+    def remember(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> None:
+        """Stores what `share` would, for rows x [rows, D] whose output nobody reads."""
+        self._window(x, segment, where, state)
+        if self.source is not None:
+            self._store_entries(x, segment, where, state)
+
     def _places(
         self,
         x: Tensor,

@@ -33,6 +33,7 @@ class Segment:
     closing_rows: Mapping[int, Tensor]  # ratio -> rows that may be the last of a group
     kept_rows: Mapping[int, Tensor]  # ring length -> rows that are still in such a ring afterwards
     sample_rows: Tensor  # [draws] rows whose logits are wanted
+    since: Tensor | None = None  # [sequences] the decoder sees no window row before; None: sees all
 
     @property
     def num_rows(self) -> int:

@@ -6,6 +6,7 @@ front of it. How it *reads* them was decided one sublayer earlier: `pre` is defe
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import hyper
 from relight.kernels.linear import linear
 from relight.kernels.norm import rms_norm
+from relight.model.addresses import window_keys
 from relight.model.attention import Addresses, addresses
 from relight.model.csa2 import Csa2, Shared
 from relight.model.inputs import Segment
@@ -74,9 +76,20 @@ class BlockV41:
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix), mix.pre
 
+    def remember(
+        self, streams: Tensor, pre: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> None:
+        """Stores what `forward` would, for rows that go no further."""
+        x = self.mhc.read(streams, pre, self.weights.attention_norm)
+        self.attention.remember(x, segment, where, state)
+
 
 class TransformerV41:
-    """The whole network. One `forward` is one segment; its rows leave their mark in the states."""
+    """The whole network. One `forward` is one segment; its rows leave their mark in the states.
+
+    Layers up to the last that makes entries are the encoder. Those behind, the decoder, remember
+    window rows alone.
+    """
 
     def __init__(self, config: ModelConfig, weights: ModelWeightsV41, numerics: Numerics) -> None:
         self.config = config
@@ -87,6 +100,8 @@ class TransformerV41:
             BlockV41(config, layer, layer_weights, numerics, self.boundary)
             for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
         )
+        assert config.candidates is not None
+        self.encoder = self.blocks[: config.candidates.source + 1]
 
     @torch.inference_mode()
     def forward(
@@ -101,6 +116,9 @@ class TransformerV41:
         recalled = self.recall(segment, states)
         streams, pre = self.embed(segment.token_ids)
         for number, block in enumerate(self.blocks):
+            if number == len(self.encoder) and segment.since is not None:
+                seen = window_keys(segment, where.rings, self.config.window, segment.since)
+                where = replace(where, window_index=seen)
             streams = block.recall(streams, recalled[number], segment)
             if taps is not None and number in self.config.draft.target_layers:
                 taps.append(hyper.mean(streams, self.boundary))
@@ -108,14 +126,34 @@ class TransformerV41:
         rows = segment.sample_rows
         return self.head(streams[rows], pre[rows], segment)
 
-    def recall(self, segment: Segment, states: Sequence[LayerState]) -> list[Values | None]:
-        """Stores the token ids, and begins to bring what each layer's table holds of their n-grams;
-        None for layers without one."""
+    @torch.inference_mode()
+    def encode(self, segment: Segment, states: Sequence[LayerState]) -> None:
+        """Bounded replay, an approximation: of given rows that nothing behind sees in a window of
+        the decoder, what the encoder keeps. They go no further and have no logits."""
+        where, shared = addresses(self.config, segment), Shared()
+        recalled = self.recall(segment, states, self.encoder)
+        streams, pre = self.embed(segment.token_ids)
+        *blocks, last = self.encoder
+        for number, block in enumerate(blocks):
+            streams = block.recall(streams, recalled[number], segment)
+            streams, pre = block.forward(streams, pre, segment, where, states[number], shared)
+        streams = last.recall(streams, recalled[-1], segment)
+        last.remember(streams, pre, segment, where, states[len(blocks)])
+
+    def recall(
+        self,
+        segment: Segment,
+        states: Sequence[LayerState],
+        blocks: Sequence[BlockV41] = (),
+    ) -> list[Values | None]:
+        """Stores the token ids, and begins to bring what the tables of `blocks`, or of all, hold of
+        their n-grams; None for those without one."""
+        blocks = blocks or self.blocks
         rings = [state.tokens for state in states if state.tokens is not None]
         if not rings:
-            return [None] * len(states)
+            return [None] * len(blocks)
         classes = store_tokens(self.config, segment, rings[0], self.weights.token_classes)
-        return [block.ngrams.recall(classes) if block.ngrams else None for block in self.blocks]
+        return [block.ngrams.recall(classes) if block.ngrams else None for block in blocks]
 
     def embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The embedding in every stream [rows, hc, D], of which the first attention reads one."""

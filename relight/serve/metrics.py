@@ -266,6 +266,7 @@ _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
     (table.TABLE_HITS, _one(lambda s: s.tables.hits)),
     (table.TABLE_BYTES, _one(lambda s: s.tables.bytes_read)),
     (table.TABLE_ERRORS, _one(lambda s: s.tables.errors)),
+    (table.BOUNDED_TOKENS, _one(lambda s: s.bounded_tokens)),
 )
 
 

@@ -43,7 +43,10 @@ Guess = Callable[[int, int, int], Proposed]
 class SimulatedRunner:
     """Rows are integers. A row is a hash of its token, its role, the window before it (read from
     the slot's ring) and all rows before it (read through the page table): a wrong page, a missing
-    record or a row computed in the wrong role gives another text, or trips an assertion."""
+    record or a row computed in the wrong role gives another text, or trips an assertion.
+
+    With bounded replay a row that goes as far is hashed once more, with those before it that did;
+    of others a record holds whatever was in the ring."""
 
     def __init__(
         self,
@@ -52,13 +55,17 @@ class SimulatedRunner:
         num_records: int,
         rewind: int = REWIND,
         guess: Guess | None = None,
+        replay_rows: int = 0,
     ) -> None:
         self.pool = pool
+        self.replay_rows = replay_rows
         self.rewind = rewind
         self.guess = guess
         self.pages = [[0] * PAGE for _ in range(pool.total + 1)]
         self.rings = [[(-1, 0)] * (WINDOW + rewind) for _ in range(num_slots)]
         self.records: list[list[tuple[int, int]]] = [[] for _ in range(num_records)]
+        self.late_rings = [list(ring) for ring in self.rings]
+        self.late_records = [list(rows) for rows in self.records]
         self.tables: list[list[int]] = [[] for _ in range(num_slots)]
         self.lengths = [0] * num_slots
         self.last = [0] * num_slots
@@ -123,18 +130,21 @@ class SimulatedRunner:
             token = self.last[slot] if token == LAST_SAMPLED else token
             value = row_value(token, role, self._window(slot, position), self._long(slot, position))
             self._store(slot, position, value)
-            values.append(value)
+            values.append(self._decode(rows, position, value) if self.replay_rows else value)
         self.lengths[slot] = rows.start + len(rows.tokens)
         self._fail("rows")
         return values[-1 - rows.proposed :] if rows.sample else []
 
+    def _decode(self, rows: Rows, position: int, value: int) -> int:
+        if position < rows.whole_from:
+            return -1
+        ring = self.late_rings[rows.slot]
+        late = late_value(value, window(ring, position, rows.whole_from))
+        ring[position % len(ring)] = (position, late)
+        return late
+
     def _window(self, slot: int, position: int) -> list[int]:
-        ring, values = self.rings[slot], []
-        for before in range(max(0, position - WINDOW), position):
-            found, value = ring[before % len(ring)]
-            assert found == before, f"row {before} is not in the ring"
-            values.append(value)
-        return values
+        return window(self.rings[slot], position)
 
     def _long(self, slot: int, position: int) -> int:
         rows = [row for page in self.tables[slot] for row in self.pages[page]]
@@ -152,8 +162,10 @@ class SimulatedRunner:
         assert [position for position, _ in rows] == list(
             range(move.boundary - WINDOW, move.boundary)
         )
-        for position, value in rows:
-            self.rings[move.slot][position % (WINDOW + self.rewind)] = (position, value)
+        for place, row in enumerate(rows, move.boundary - WINDOW):
+            self.rings[move.slot][place % (WINDOW + self.rewind)] = row
+        for place, row in enumerate(self.late_records[move.record], move.boundary - WINDOW):
+            self.late_rings[move.slot][place % (WINDOW + self.rewind)] = row
 
     def _take(self, move: RecordMove) -> None:
         assert move.boundary % PAGE == 0
@@ -161,11 +173,29 @@ class SimulatedRunner:
         values = self._window(move.slot, move.boundary)
         first = move.boundary - WINDOW
         self.records[move.record] = [(first + i, value) for i, value in enumerate(values)]
+        late = self.late_rings[move.slot]
+        self.late_records[move.record] = [
+            late[place % len(late)] for place in range(first, move.boundary)
+        ]
 
     def _draw(self, draw: Draw, value: int) -> int:
         token = drawn_token(value, draw.sampling, draw.position)
         self.last[draw.slot] = token
         return token
+
+
+def window(ring: Sequence[tuple[int, int]], position: int, since: int = 0) -> list[int]:
+    """The rows before a position that it sees."""
+    values = []
+    for before in range(max(since, position - WINDOW, 0), position):
+        found, value = ring[before % len(ring)]
+        assert found == before, f"row {before} is not in the ring"
+        values.append(value)
+    return values
+
+
+def late_value(value: int, late: Sequence[int]) -> int:
+    return hash((value, *late)) & 0xFFFFFFFF
 
 
 def weighted_sum(rows: Sequence[int]) -> int:
@@ -180,18 +210,36 @@ def drawn_token(value: int, sampling: SamplingParams, position: int) -> int:
     return hash((value, sampling.seed, position)) % VOCAB
 
 
+def whole_from(roles: Sequence[int], position: int, replay_rows: int) -> int:
+    """Of a given row in a prompt: from where on rows of its run go through all layers."""
+    end = next((i for i in range(position, len(roles)) if roles[i] == MADE), len(roles))
+    return max(0, end - replay_rows)
+
+
 def text_alone(
-    prompt: Sequence[int], roles: Sequence[int], sampling: SamplingParams, context: int
+    prompt: Sequence[int],
+    roles: Sequence[int],
+    sampling: SamplingParams,
+    context: int,
+    replay_rows: int = 0,
 ) -> list[int]:
     """What a request makes with an engine to itself that has no pages and no rings."""
     tokens: list[int] = list(prompt)
     rows: list[int] = []
+    late: dict[int, int] = {}
     while True:
         for position in range(len(rows), len(tokens)):
             role = roles[position] if position < len(prompt) else MADE
-            window = rows[max(0, position - WINDOW) :]
-            rows.append(row_value(tokens[position], role, window, weighted_sum(rows)))
-        tokens.append(drawn_token(rows[-1], sampling, len(tokens)))
+            seen = rows[max(0, position - WINDOW) :]
+            rows.append(row_value(tokens[position], role, seen, weighted_sum(rows)))
+            given = role == GIVEN
+            since = whole_from(roles, position, replay_rows) if given and replay_rows else 0
+            if replay_rows and position >= since:
+                first = max(since, position - WINDOW, 0)
+                last = [late[before] for before in range(first, position)]
+                late[position] = late_value(rows[-1], last)
+        value = late[len(tokens) - 1] if replay_rows else rows[-1]
+        tokens.append(drawn_token(value, sampling, len(tokens)))
         made = len(tokens) - len(prompt)
         ended = tokens[-1] in sampling.stop_token_ids or made >= sampling.max_tokens
         if ended or len(tokens) >= context:
@@ -245,6 +293,7 @@ class SimulatedEngine:
         step_target_s: float = math.inf,
         speculation: Speculation | None = None,
         guess: Guess | None = None,
+        replay_rows: int = 0,
     ) -> None:
         self.limits = Limits(
             num_slots=num_slots,
@@ -257,6 +306,7 @@ class SimulatedEngine:
             record_interval=INTERVAL,
             made_rows=REWIND,
             step_target_s=step_target_s,
+            replay_rows=replay_rows,
         )
         self.pool = BlockPool(num_pages + 1)
         self.records = RecordPool(num_records)
@@ -269,7 +319,7 @@ class SimulatedEngine:
         )
         self.scheduler = Scheduler(self.limits, self.index, speculation)
         rewind = max(REWIND, speculation.most + 1) if speculation else REWIND
-        self.runner = SimulatedRunner(self.pool, num_slots, num_records, rewind, guess)
+        self.runner = SimulatedRunner(self.pool, num_slots, num_records, rewind, guess, replay_rows)
         self.now = 0.0
         steps = Overlapped(self, executor) if executor else InTurn(self)
         self.loop = Loop(self.scheduler, steps, clock=lambda: self.now)
@@ -378,7 +428,10 @@ class SimulatedEngine:
         request, found = self.requests[id], self.sequences[id]
         roles = found.roles[: found.num_prompt]
         assert MADE not in roles[found.num_cached :]
-        return text_alone(request.prompt, roles, request.sampling, self.limits.max_context)
+        limits = self.limits
+        return text_alone(
+            request.prompt, roles, request.sampling, limits.max_context, limits.replay_rows
+        )
 
     def check_texts(self) -> None:
         for id, text in self.texts.items():

@@ -14,7 +14,7 @@ KINDS = [(tight, reuse, cache) for tight in (0, 1) for reuse in (0, 1) for cache
 """Too few pages for all, or enough; made tokens are reused; anything is."""
 
 
-def run_schedule(number: int, seen: Counter[str]) -> None:
+def run_schedule(number: int, seen: Counter[str], replay_rows: int = 0) -> None:
     """Runs one to its end, checks it, and adds what it met to `seen`."""
     tight, reuse_generated, prefix_cache = KINDS[number % len(KINDS)]
     rng = random.Random(number)
@@ -29,6 +29,7 @@ def run_schedule(number: int, seen: Counter[str]) -> None:
         step_target_s=rng.choice([math.inf, 1.5]),
         reuse_generated=bool(reuse_generated),
         prefix_cache=bool(prefix_cache),
+        replay_rows=replay_rows,
     )
     left = rng.randint(4, 10)
     while left or not engine.loop.idle:

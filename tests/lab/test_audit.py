@@ -129,3 +129,14 @@ def test_an_engine_that_reuses_nothing_is_not_called_true_to_its_cache() -> None
     found = {promise.text.split()[0]: promise.verdict for promise in audit.promises()}
     unchecked = ("warm", "with", "reused", "the")
     assert {found[name] for name in unchecked} == {"not checked"}
+
+
+def test_bounded_replay_is_named_as_approximate_with_what_it_costs() -> None:
+    """And all else that is promised is checked under it."""
+    assert "replay" not in verdicts(lambda *_: None)
+    found = verdicts(lambda settings, *_: settings.replay, replay="bounded")
+    assert found["replay"].verdict == "approximate"
+    assert "0 are equal to those of replay exact, 0 in the first" in found["replay"].detail
+    assert {name for name, promise in found.items() if promise.verdict == "kept"} == NAMES
+    equal = verdicts(lambda *_: None, replay="bounded")["replay"]
+    assert (equal.verdict, "8 are equal" in equal.detail) == ("approximate", True)
