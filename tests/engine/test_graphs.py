@@ -31,7 +31,7 @@ from tests.model.harness import GOLDEN
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SLOTS = 4
 SHAPES = [Shape(rows, context) for rows in (1, 2, 4) for context in (256, 512)]
-PROMPTS = [words(number, length) for number, length in enumerate((3, 127, 250, 40))]
+PROMPTS = [words(number, length) for number, length in enumerate((3, 127, 254, 40))]
 """Over the end of a page, and from one length of context to the next."""
 
 
@@ -87,6 +87,25 @@ def test_what_no_recording_holds_runs_eagerly(device: str, tmp_path: Path) -> No
     assert some.runner.graphs is not None
     some.ask(PROMPTS[0], max_tokens=6)
     assert 0 < some.runner.graphs.num_replays < sum(bool(plan.made) for plan in some.plans)
+
+
+def test_what_was_read_approximately_goes_on_in_recorded_steps(device: str, tmp_path: Path) -> None:
+    """Beside what was read exactly, since it is short."""
+    checkpoint = write_checkpoint(tmp_path, "v41")
+    sizes = {"pages": 16, "slots": SLOTS, "max_context": 512, "replay": "bounded"}
+    eager, recorded = (RealEngine(checkpoint, device, **sizes) for _ in range(2))  # type: ignore
+    wanted = [eager.ask(prompt, max_tokens=3) for prompt in PROMPTS]
+    source = recorder_of(device)
+    for rows in (1, 4):
+        recorded.runner.record(Shape(rows, 512), source)
+    ids = [recorded.add(prompt, max_tokens=3) for prompt in PROMPTS]
+    recorded.run()
+    for id, answer in zip(ids, wanted, strict=True):
+        assert_equal(recorded.answers[id], answer)
+    made = [plan for plan in recorded.plans if plan.made]
+    assert any(rows.whole_from for plan in recorded.plans for rows in plan.given)
+    assert recorded.runner.graphs is not None
+    assert recorded.runner.graphs.num_replays == len(made)
 
 
 def test_guesses_are_checked_in_recorded_steps(device: str, tmp_path: Path) -> None:
