@@ -1,20 +1,25 @@
-// A warp on a processor: lanes are threads that meet where lanes of a device meet. For tests of kernels without a device; the
+// A block on a processor: lanes meet where lanes of a device meet. For tests of kernels without a device; the
 // layouts of matrix fragments are those of the PTX ISA, "Matrix Fragments for mma". Knows no kernel.
-#include <pthread.h>
+#include <setjmp.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <thread>
+#include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 using std::max;
 using std::min;
 struct uint4 { unsigned x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct Place { int x, y, z; };
-static thread_local Place threadIdx, blockIdx;
+static Place threadIdx, blockIdx;
 static Place blockDim, gridDim;
 #define __device__
 #define __forceinline__ inline
@@ -22,18 +27,65 @@ static Place blockDim, gridDim;
 #define __launch_bounds__(...)
 #define __shared__ static
 
-static pthread_barrier_t warps[32], block;
+// Lanes take turns: one runs until it meets the others, then the next goes on. A switch is a jump between stacks, a thousand
+// times faster than threads that wait for each other.
+namespace turns {
+static const int MOST = 1024, STACK = 128 << 10;
+static ucontext_t fresh[MOST];
+static jmp_buf lanes_at[MOST], ended;
+static bool begun[MOST], done[MOST];
+static int current, lanes_in_all;
+static long waits_in_vain;
+static std::function<void()> body;
+static void go_on() {  // leaves the lane that runs for the next one that is not done
+  for (int i = 1; i <= lanes_in_all; i++) {
+    const int next = (current + i) % lanes_in_all;
+    if (done[next]) continue;
+    current = threadIdx.x = next;
+    if (begun[next]) _longjmp(lanes_at[next], 1);
+    begun[next] = true;
+    setcontext(&fresh[next]);
+  }
+  _longjmp(ended, 1);
+}
+struct Meeting {
+  int count, here;
+  long past;
+  void wait() {
+    const long mine = past;
+    if (++here == count) {
+      here = 0;
+      past++;
+      waits_in_vain = 0;
+      return;
+    }
+    while (past == mine) {
+      if (++waits_in_vain > 4l * lanes_in_all) {
+        fprintf(stderr, "lanes wait for others that have ended\n");
+        abort();
+      }
+      if (!_setjmp(lanes_at[current])) go_on();
+    }
+  }
+};
+}  // namespace turns
+static turns::Meeting warps[32], block;
 static unsigned given[32][32][6];  // by warp, lane: what lanes show each other
 inline int lane() { return threadIdx.x & 31; }
 inline int warp() { return threadIdx.x >> 5; }
-inline void __syncwarp() { pthread_barrier_wait(&warps[warp()]); }
-inline void __syncthreads() { pthread_barrier_wait(&block); }
+inline void __syncwarp() { warps[warp()].wait(); }
+inline void __syncthreads() { block.wait(); }
 
 inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
 inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(unsigned v) { return __builtin_ffs(v); }
+inline int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float rsqrtf(float v) { return 1.f / sqrtf(v); }
 template <class T> T __ldg(const T* p) { return *p; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   const uint64_t all = (uint64_t)b << 32 | a;
@@ -102,20 +154,40 @@ inline void m8n8k4(float* c, unsigned a0, unsigned a1, unsigned b0, unsigned b1)
 }
 
 inline void run(int columns, int rows, int threads, std::function<void()> kernel) {
+  using namespace turns;
   blockDim = {threads, 1, 1};
   gridDim = {columns, rows, 1};
-  for (int w = 0; w < threads / 32; w++) pthread_barrier_init(&warps[w], nullptr, 32);
-  pthread_barrier_init(&block, nullptr, threads);
-  std::vector<std::thread> lanes;
-  for (int t = 0; t < threads; t++)
-    lanes.emplace_back([=] {
-      threadIdx = {t, 0, 0};
-      for (int y = 0; y < rows; y++)
-        for (int x = 0; x < columns; x++) {
-          blockIdx = {x, y, 0};
-          kernel();
-          __syncthreads();
-        }
-    });
-  for (auto& one : lanes) one.join();
+  for (Meeting& one : warps) one = {32, 0, 0};
+  block = {threads, 0, 0};
+  lanes_in_all = threads;
+  waits_in_vain = 0;
+  body = [=] {
+    for (int y = 0; y < rows; y++)
+      for (int x = 0; x < columns; x++) {
+        blockIdx = {x, y, 0};
+        kernel();
+        __syncthreads();
+      }
+  };
+  std::unique_ptr<char[]> stacks(new char[(size_t)threads * STACK]);
+  for (int t = 0; t < threads; t++) {
+    begun[t] = done[t] = false;
+    getcontext(&fresh[t]);
+    fresh[t].uc_stack.ss_sp = stacks.get() + (size_t)t * STACK;
+    fresh[t].uc_stack.ss_size = STACK;
+    makecontext(&fresh[t], [] { body(); done[current] = true; go_on(); }, 0);
+  }
+  current = threads - 1;
+  if (!_setjmp(ended)) go_on();
+}
+
+// A kernel with arguments that lie at `given`, as a driver takes them; false where it takes others.
+template <class... A, size_t... I>
+bool launch(void (*kernel)(A...), int columns, int rows, int threads, void** given, int* sizes, int count, std::index_sequence<I...>) {
+  if (count != sizeof...(A) || !((sizes[I] == (int)sizeof(A)) && ...)) return false;
+  run(columns, rows, threads, [=] { kernel(*(std::remove_const_t<A>*)given[I]...); });
+  return true;
+}
+template <class... A> bool launch(void (*kernel)(A...), int columns, int rows, int threads, void** given, int* sizes, int count) {
+  return launch(kernel, columns, rows, threads, given, sizes, count, std::index_sequence_for<A...>());
 }

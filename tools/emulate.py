@@ -10,12 +10,13 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from relight.kernels.build import Kernel, Sources
 from relight.kernels.cubins import Cubin
-from relight.kernels.launch import Grid, Launch
+from relight.kernels.launch import Grid, Launch, Long
 from relight.kernels.ptxas import Usage
 from relight.kernels.toolbox import Toolbox
 
@@ -45,15 +46,6 @@ INSTRUCTIONS = (
     ),
 )
 
-SIGNATURES = {
-    "step_linear": "const u8*,const u8*,const u8*,const float*,Y*,int,int,int,int",
-    "step_gate_up": "const u8*,const u8*,const u8*,const u8*,const u8*,const float*,const i64*,"
-    "const float*,float*,int,int,int,float",
-    "step_down": "const u8*,const u8*,const u8*,const float*,const i64*,float*,int,int",
-    "act_quant": "const X*,u32*,float*,int",
-    "slot_sum": "const float*,float*,int,int",
-}
-
 
 def emulated(arch: str, folder: Path) -> Toolbox:
     """The kernels of `arch` on this processor; what is compiled lies in `folder`."""
@@ -80,32 +72,38 @@ class _Emulator:
         go = compiled(self._asked, self._folder)
 
         def launch(grid: Grid, *arguments: Tensor | int | float | None) -> None:
-            go(*grid, threads, *map(_passed, arguments))
+            passed = [_passed(argument) for argument in arguments]
+            given = (ctypes.c_void_p * len(passed))(*map(ctypes.addressof, passed))
+            sizes = (ctypes.c_int * len(passed))(*map(ctypes.sizeof, passed))
+            fits = go(*grid, threads, given, sizes, len(passed))
+            assert fits, f"arguments of {entry} have sizes {list(sizes)}, not those it takes"
 
         return launch
 
 
-def compiled(kernel: Kernel, folder: Path) -> Callable[..., None]:
-    types = SIGNATURES[kernel.entry].split(",")
-    names = [f"a{number}" for number in range(len(types))]
-    taken = ", ".join(f"{kind} {name}" for kind, name in zip(types, names, strict=True))
+def compiled(kernel: Kernel, folder: Path) -> Callable[..., bool]:
+    source = on_a_processor(kernel)
     text = (
-        f'#include "{HERE / "emulate.h"}"\n{on_a_processor(kernel)}\n'
-        f'extern "C" void go(int columns, int rows, int threads, {taken}) {{\n'
-        f"  run(columns, rows, threads, [=] {{ {kernel.entry}({', '.join(names)}); }});\n}}\n"
+        f'#include "{HERE / "emulate.h"}"\n{source}\n'
+        'extern "C" bool go(int columns, int rows, int threads, void** given, int* sizes,'
+        " int count) {\n"
+        f"  return launch({kernel.entry}, columns, rows, threads, given, sizes, count);\n}}\n"
     )
     name = re.sub(r"\W+", "-", kernel.name)
-    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text(text)
+    written, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    written.write_text(text)
     macros = {name: value for name, value in kernel.macros if name != "OPERAND"} | NOT_EMULATED
     flags = [f"-D{name}={value}" for name, value in macros.items()]
-    command = ["g++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC", "-pthread", *flags]
+    command = ["g++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC"]
+    command += ["-ffp-contract=off", "-U_FORTIFY_SOURCE", *flags]
     done = subprocess.run(
-        [*command, "-o", str(library), str(source)], capture_output=True, text=True, check=False
+        [*command, "-o", str(library), str(written)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[:3000]
-    go: Callable[..., None] = ctypes.CDLL(str(library)).go
-    return go
+    go = ctypes.CDLL(str(library)).go
+    go.restype = ctypes.c_bool
+    found: Callable[..., bool] = go
+    return found
 
 
 def on_a_processor(kernel: Kernel) -> str:
@@ -129,9 +127,11 @@ def on_a_processor(kernel: Kernel) -> str:
     return text
 
 
-def _passed(argument: Tensor | int | float | None) -> object:
+def _passed(argument: Tensor | int | float | None) -> "ctypes._SimpleCData[Any]":
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     if argument is None:
         return ctypes.c_void_p(0)
-    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return ctypes.c_int64(argument) if isinstance(argument, Long) else ctypes.c_int(argument)
