@@ -3,7 +3,7 @@
 // A decoder may leave out a power of two, the same for all values; the caller puts it back in float32 (E4M3_RAISE, RAISE). The
 // order in which a decoder gives the values of a word is its own: weights and tokens go through decoders of one order.
 #pragma once
-#include "lanes.cuh"
+#include "values.cuh"
 
 #define LOAD16(how)                                                                                            \
   uint4 v;                                                                                                     \
@@ -16,12 +16,6 @@ D u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 D u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
 D float e8m0(u32 b) { return __uint_as_float(b ? b << 23 : 0x400000u); }  // 2^(b - 127); NaN, 255, is refused at load
-
-D u16 to_bf16(float v) {  // nearest, ties to even
-  const u32 b = __float_as_uint(v);
-  return (b & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0 : b + 0x7FFF + (b >> 16 & 1) >> 16;
-}
-D float from_bf16(u16 b) { return __uint_as_float((u32)b << 16); }
 
 // Four E4M3 bytes -> two pairs.
 #if CONVERTS_E4M3  // sm_89 and later: order (0,1) (2,3)

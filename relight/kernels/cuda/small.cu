@@ -1,5 +1,5 @@
 // What goes between products: rounding tokens to E4M3, the sum over slots, and the read-only stream that times are compared with.
-#include "lanes.cuh"
+#include "values.cuh"
 
 #if X_BF16
 typedef u16 X;
@@ -8,11 +8,6 @@ D float value(X v) { return __uint_as_float((u32)v << 16); }
 typedef float X;
 D float value(X v) { return v; }
 #endif
-
-D u32 to_e4m3(float v) {  // |v| <= 448: nearest, ties to even, as a byte
-  const u32 b = __float_as_uint(v), normal = (b + 0x7FFFF + (b >> 20 & 1) >> 20 & 0x7FF) - (120 << 3);
-  return (b >> 24 & 0x80) | (fabsf(v) < 0.015625f ? (u32)rintf(fabsf(v) * 512.f) : normal);
-}
 
 // A warp rounds 128 values: s = 2^ceil(log2(max(largest, 1e-4) / 448)), q = e4m3(x / s). With a NaN or an infinity among them s
 // is NaN, and so is every product with them.
