@@ -5,7 +5,8 @@ over them. Knows no sublayer.
 doubly stochastic by Sinkhorn iterations, mixes the streams among themselves.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ from relight.kernels.check import F32, FLOATS, expect, expect_boundary, expect_f
 from relight.kernels.hyper import reference
 
 
+class FastHyper(Protocol):
+    """Kernels for few rows. Rows that they have mixed are spread by them, too."""
+
+    def expand(self, out: Tensor, streams: Tensor, mix: "Mix") -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Mix:
     """Weights of one sublayer, float32."""
@@ -22,6 +29,7 @@ class Mix:
     pre: Tensor  # [n, hc]
     post: Tensor  # [n, hc]
     comb: Tensor  # [n, hc, hc], from stream, to stream
+    fast: FastHyper | None = field(default=None, kw_only=True, repr=False)  # made it, and goes on
 
 
 def mix(

@@ -1,0 +1,53 @@
+"""Hyper-connections for few rows on CUDA devices: which kernels there are. Knows no sublayer, and
+not whether it is chosen."""
+
+import torch
+
+from relight.kernels.block import Block, block_of, short
+from relight.kernels.build import Kernel
+from relight.kernels.forms import Form
+
+SOURCE = "hyper/step.cu"
+
+HC = 4
+SLICE = 128
+PARTS = 32
+"""Of the source: values that a block of `mix_parts` sums, and what it leaves for each row."""
+
+WIDTH = 4096
+"""Of V4-Flash."""
+
+
+def block(width: int) -> Block | None:
+    """How a row's collapsed stream is held, if it can be."""
+    return block_of(width)
+
+
+def mix_parts(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
+    return _kernel("mix-parts", "mix_parts", form, block, boundary, outputs)
+
+
+def mix_end(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
+    return _kernel("mix-end", "mix_end", form, block, boundary, outputs)
+
+
+def spread(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
+    return _kernel("spread", "spread", form, block, boundary, HC * (2 + HC))
+
+
+def _kernel(
+    what: str, entry: str, form: Form, block: Block, boundary: torch.dtype, outputs: int
+) -> Kernel:
+    macros = (*block.macros(form, boundary, boundary), ("OUTPUTS", outputs))
+    head = " of the head" if outputs == HC else ""
+    name = f"hyper {what}{head} D={block.width} {short(boundary)}"
+    return Kernel(name, SOURCE, entry, macros)
+
+
+def kernels(form: Form) -> list[Kernel]:
+    boundary = torch.bfloat16 if form.bf16 else torch.float32
+    held = block(WIDTH)
+    assert held is not None
+    makes, outputs = (mix_parts, mix_end), (HC * (2 + HC), HC)
+    mixes = [make(form, held, boundary, count) for make in makes for count in outputs]
+    return [*mixes, spread(form, held, boundary)]

@@ -1,0 +1,144 @@
+// How a sublayer reads and writes the four residual streams, for the rows of a step.
+//
+// The definition multiplies the HC * WIDTH values of a row with OUTPUTS rows of weights. Here they are cut into SPLITS slices of
+// 128, a constant of the shape: a warp sums a slice for one output, four values a lane by fma and lanes by a tree, and slices are
+// added in ascending order. No sum depends on the number of rows.
+//
+// OUTPUTS: 24 for a sublayer (pre, post, comb), 4 for the head (pre).
+#include "row.cuh"
+
+constexpr int HC = 4, INNER = HC * WIDTH, SLICE = 128, SPLITS = INNER / SLICE, PARTS = 32;
+constexpr int PART_WARPS = 8, OWN = (OUTPUTS + PART_WARPS - 1) / PART_WARPS;
+static_assert(SPLITS % WARPS == 0 && OUTPUTS < PARTS, "warps share slices evenly; the sum of squares comes behind the outputs");
+
+// streams [n, HC, WIDTH], fn [OUTPUTS, INNER] -> parts [n, SPLITS, PARTS]: of each slice the outputs, then the sum of squares.
+// Grid: SPLITS, then blocks that take turns in rows.
+extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
+    mix_parts(const In* streams, const float* __restrict__ fn, float* parts, int n) {
+  const int from = blockIdx.x * SLICE + lane_id() * 4;
+  float w[OWN][4];
+  UNROLL for (int o = 0; o < OWN; o++) {
+    const int output = min(o * PART_WARPS + warp_id(), OUTPUTS - 1);
+    const uint4 four = *(const uint4*)(fn + (i64)output * INNER + from);
+    w[o][0] = __uint_as_float(four.x);
+    w[o][1] = __uint_as_float(four.y);
+    w[o][2] = __uint_as_float(four.z);
+    w[o][3] = __uint_as_float(four.w);
+  }
+  wait_for_previous();
+  for (int row = blockIdx.y; row < n; row += gridDim.y) {
+    const In* x = streams + (i64)row * INNER + from;
+    float* part = parts + ((i64)row * SPLITS + blockIdx.x) * PARTS;
+    float v[2][2];
+    read_pair(x, v[0]);
+    read_pair(x + 2, v[1]);
+    UNROLL for (int o = 0; o < OWN; o++) {
+      const int output = o * PART_WARPS + warp_id();
+      float s = mul(v[0][0], w[o][0]);
+      s = fmaf(v[0][1], w[o][1], s);
+      s = fmaf(v[1][0], w[o][2], s);
+      s = lanes_tree(fmaf(v[1][1], w[o][3], s));
+      if (lane_id() == 0 && output < OUTPUTS) part[output] = s;
+    }
+    if (warp_id() == 0) {
+      float s = mul(v[0][0], v[0][0]);
+      s = fmaf(v[0][1], v[0][1], s);
+      s = fmaf(v[1][0], v[1][0], s);
+      s = lanes_tree(fmaf(v[1][1], v[1][1], s));
+      if (lane_id() == 0) part[OUTPUTS] = s;
+    }
+  }
+}
+
+// Lane 4 i + j of sixteen holds the logit of stream i to stream j; the others repeat them. Softmax of rows, then rows and columns
+// in turn, ending with columns.
+D float sum_apart(float v, int first, int second) {
+  v = add(v, __shfl_xor_sync(~0u, v, first));
+  return add(v, __shfl_xor_sync(~0u, v, second));
+}
+D float sinkhorn(float c, int iterations, float eps) {
+  float largest = fmaxf(c, __shfl_xor_sync(~0u, c, 2));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  const float power = expf(add(c, -largest));
+  c = add(__fdiv_rn(power, sum_apart(power, 2, 1)), eps);
+  c = __fdiv_rn(c, add(sum_apart(c, 8, 4), eps));
+  for (int i = 1; i < iterations; i++) {
+    c = __fdiv_rn(c, add(sum_apart(c, 2, 1), eps));
+    c = __fdiv_rn(c, add(sum_apart(c, 8, 4), eps));
+  }
+  return c;
+}
+
+// A block a row, with one warp more than hold it. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
+// [n, HC], or by this row's own pre where that is null, normed. Of a head only x comes out.
+extern "C" __global__ void __launch_bounds__(THREADS + 32)
+    mix_end(const float* parts, const float* base, const float* scale, const In* streams, const float* reading,
+            const float* weight, float eps, float norm_eps, int iterations, float* pre, float* post, float* comb, Out* x) {
+  __shared__ float sums[WARPS][PARTS];
+  __shared__ Room room;
+  const i64 row = blockIdx.x;
+  const int lane = lane_id(), warp = warp_id();
+  const bool last = warp == WARPS;
+  wait_for_previous();
+  if (!last) {
+    const float* part = parts + (row * SPLITS + warp * (SPLITS / WARPS)) * PARTS + min(lane, OUTPUTS);
+    float s = part[0];
+    UNROLL for (int k = 1; k < SPLITS / WARPS; k++) s = add(s, part[k * PARTS]);
+    sums[warp][lane] = s;
+  }
+  __syncthreads();
+  float s = sums[0][lane];
+  UNROLL for (int w = 1; w < WARPS; w++) s = add(s, sums[w][lane]);
+  const float mean = mul(__shfl_sync(~0u, s, OUTPUTS), 1.f / INNER);
+  const int output = min(lane, OUTPUTS - 1);
+  const float logit = add(mul(mul(s, rsqrtf(add(mean, norm_eps))), scale[output < 4 ? 0 : output < 8 ? 1 : 2]), base[output]);
+  const float own = add(sigmoid(logit), eps);
+  Pairs v;
+  if (!last) {
+    float by[HC];
+    UNROLL for (int k = 0; k < HC; k++) by[k] = reading ? reading[row * HC + k] : __shfl_sync(~0u, own, k);
+    UNROLL for (int j = 0; j < PAIRS; j++) {
+      float read[HC][2];
+      UNROLL for (int k = 0; k < HC; k++) read_pair(streams + (row * HC + k) * WIDTH + place(j), read[k]);
+      UNROLL for (int b = 0; b < 2; b++) {
+        float all[HC];
+        UNROLL for (int k = 0; k < HC; k++) all[k] = mul(read[k][b], by[k]);
+        v[j][b] = rounded(tree(all));
+      }
+    }
+    give_squares(v, room);
+  }
+  __syncthreads();
+  if (!last) {
+    norm_end(v, weight, norm_eps, room);
+    write_row(x + row * WIDTH, v);
+    return;
+  }
+#if OUTPUTS > 4
+  if (lane < 4) pre[row * HC + lane] = own;
+  else if (lane < 8) post[row * HC + lane - 4] = mul(2.f, sigmoid(logit));
+  const float c = sinkhorn(__shfl_sync(~0u, logit, 8 + (lane & 15)), iterations, eps);
+  if (lane < 16) comb[row * HC * HC + lane] = c;
+#endif
+}
+
+// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j.
+extern "C" __global__ void __launch_bounds__(256)
+    spread(const In* out, const In* streams, const float* post, const float* comb, Out* y) {
+  const i64 row = blockIdx.y;
+  const int at = (blockIdx.x * 256 + threadIdx.x) * 2;
+  wait_for_previous();
+  if (at >= WIDTH) return;
+  float o[2], x[HC][2];
+  read_pair(out + row * WIDTH + at, o);
+  UNROLL for (int j = 0; j < HC; j++) read_pair(streams + (row * HC + j) * WIDTH + at, x[j]);
+  UNROLL for (int k = 0; k < HC; k++) {
+    float found[2];
+    UNROLL for (int b = 0; b < 2; b++) {
+      float all[HC];
+      UNROLL for (int j = 0; j < HC; j++) all[j] = mul(comb[(row * HC + j) * HC + k], x[j][b]);
+      found[b] = add(mul(post[row * HC + k], o[b]), tree(all));
+    }
+    write_pair(y + (row * HC + k) * WIDTH + at, found);
+  }
+}

@@ -1,0 +1,112 @@
+"""Hyper-connections for few rows, launched on a CUDA device. Knows no sublayer."""
+
+import torch
+from torch import Tensor
+
+from relight.kernels.block import Block, in_place
+from relight.kernels.hyper import Mix, cuda
+from relight.kernels.toolbox import Toolbox
+
+ROWS = 8
+"""Rows that a block of `mix_parts` takes one after another before a second block joins."""
+
+SPREAD_THREADS = 256
+
+
+class StepHyper:
+    """The step family of `hyper`: three launches a sublayer."""
+
+    def __init__(self, tools: Toolbox) -> None:
+        self._tools = tools
+
+    def takes(self, streams: Tensor, boundary: torch.dtype) -> bool:
+        """Whether these streams [n, hc, D] are for the kernels: the same for all rows of a call
+        site."""
+        return (
+            streams.shape[1] == cuda.HC
+            and cuda.block(streams.shape[2]) is not None
+            and streams.dtype == boundary
+            and in_place(streams)
+        )
+
+    def mix_and_read(
+        self,
+        streams: Tensor,
+        fn: Tensor,
+        base: Tensor,
+        scale: Tensor,
+        reading: Tensor | None,
+        norm: Tensor,
+        *,
+        iterations: int,
+        eps: float,
+        norm_eps: float,
+    ) -> tuple[Mix, Tensor]:
+        """`hyper.mix` of streams [n, hc, D], and what the sublayer reads [n, D]: the streams by
+        `reading` [n, hc], None for the mix's own `pre`, normed by `norm` [D]."""
+        n, hc, _ = streams.shape
+        shapes = ((n, hc), (n, hc), (n, hc, hc))
+        mix = Mix(*(base.new_empty(shape) for shape in shapes), fast=self)
+        outputs = (mix.pre, mix.post, mix.comb)
+        x = self._read(
+            streams, fn, base, scale, reading, norm, (eps, norm_eps), iterations, outputs
+        )
+        return mix, x
+
+    def read_by_head(
+        self,
+        streams: Tensor,
+        fn: Tensor,
+        base: Tensor,
+        scale: Tensor,
+        norm: Tensor,
+        *,
+        eps: float,
+        norm_eps: float,
+    ) -> Tensor:
+        """The streams [n, hc, D] by the weights of `hyper.head`, normed by `norm` [D]: [n, D]."""
+        nothing = (None, None, None)
+        return self._read(streams, fn, base, scale, None, norm, (eps, norm_eps), 0, nothing)
+
+    def _read(
+        self,
+        streams: Tensor,
+        fn: Tensor,
+        base: Tensor,
+        scale: Tensor,
+        reading: Tensor | None,
+        norm: Tensor,
+        epsilons: tuple[float, float],
+        iterations: int,
+        outputs: tuple[Tensor | None, Tensor | None, Tensor | None],
+    ) -> Tensor:
+        n, hc, width = streams.shape
+        x = streams.new_empty((n, width))
+        if n == 0:
+            return x
+        held = self._held(width)
+        splits = hc * width // cuda.SLICE
+        parts = base.new_empty((n, splits, cuda.PARTS))
+        form, count = self._tools.form, len(base)
+        first = self._tools.load(cuda.mix_parts(form, held, streams.dtype, count), 256)
+        first((splits, -(-n // ROWS)), streams, fn, parts, n)
+        end = cuda.mix_end(form, held, streams.dtype, count)
+        last = self._tools.load(end, held.threads + 32)
+        given = (parts, base, scale, streams, reading, norm, *epsilons, iterations)
+        last((n, 1), *given, *outputs, x)
+        return x
+
+    def expand(self, out: Tensor, streams: Tensor, mix: Mix) -> Tensor:
+        """`hyper.expand`: out [n, D] over streams [n, hc, D]."""
+        n, _, width = streams.shape
+        y = torch.empty_like(streams)
+        if n:
+            kernel = cuda.spread(self._tools.form, self._held(width), streams.dtype)
+            grid = (-(-width // (2 * SPREAD_THREADS)), n)
+            self._tools.load(kernel, SPREAD_THREADS)(grid, out, streams, mix.post, mix.comb, y)
+        return y
+
+    def _held(self, width: int) -> Block:
+        held = cuda.block(width)
+        assert held is not None, f"{width} columns are not shared evenly by 32 threads"
+        return held
