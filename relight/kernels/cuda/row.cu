@@ -1,0 +1,45 @@
+// What attention does with its vectors between products, one block a vector: norm, rotation, Hadamard, and then values, values
+// on the FP4 grid, or a row of the cache. Which stages there are is decided by macros.
+//
+// NORM: 0 none, 1 with a weight, 2 without. ROPE: values that are rotated. HADAMARD. END: 0 values, 1 FP4 grid, 2 a row of format
+// "fp8".
+#include "row.cuh"
+
+// x [rows * heads, WIDTH], positions [rows]. y, where values come out: Out, of END 1 float32. Else row places[row] of a store.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    row_op(const In* x, void* y, const float* weight, float eps, const i64* positions, const float* frequencies, float sign,
+           int heads, const i64* places, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner, int data_inner,
+           int scale_inner) {
+  __shared__ Room room;
+  const i64 at = blockIdx.x, row = at / heads;
+  wait_for_previous();
+  Pairs v;
+  read_row(x + at * WIDTH, v);
+#if NORM == 1
+  norm(v, weight, eps, room);
+#elif NORM == 2
+  norm_plain(v, eps, room);
+#else
+  UNROLL for (int j = 0; j < PAIRS; j++)
+    UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(v[j][b]);
+#endif
+#if ROPE
+  rotate(v, positions[row], frequencies, sign);
+#endif
+#if HADAMARD
+  hadamard(v);
+#endif
+#if END == 0
+  write_row((Out*)y + at * WIDTH, v);
+#elif END == 1
+  UNROLL for (int j = 0; j < PAIRS; j++) {
+    const u32 e = fp4_scale(v[j]);
+    UNROLL for (int b = 0; b < 2; b++) v[j][b] = fp4_value(v[j][b], e);
+  }
+  write_row((float*)y + at * WIDTH, v);
+#else
+  const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
+  const i64 to = places[row];
+  put_fp8(v, data_of(store, to), scale_of_row(store, to));
+#endif
+}

@@ -1,0 +1,185 @@
+"""Norm, rotation, Hadamard and rounding of the vectors of few rows, each way through them one
+launch on a CUDA device (`cuda/row.cu`). Knows no layer: which way a vector goes is its caller's."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relight.kernels.block import Block, block_of, in_place, in_words, short, strides
+from relight.kernels.build import Kernel
+from relight.kernels.forms import Form
+from relight.kernels.launch import Long
+from relight.kernels.rows import Rows
+from relight.kernels.toolbox import Toolbox
+
+SOURCE = "cuda/row.cu"
+
+KV_WIDTH, INDEX_WIDTH, ROPE = 512, 128, 64
+"""Of V4 and V4.1: key and value in one vector, index keys and queries, values that are rotated."""
+
+VALUES, GRID, FP8_ROW = range(3)
+"""`END` of the source."""
+
+NORM_THREADS = 256
+THREADS = {KV_WIDTH: 128, INDEX_WIDTH: 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What is done with a vector. `norm`: 0 none, 1 with a weight, 2 without."""
+
+    norm: int = 0
+    rope: int = 0
+    hadamard: bool = False
+    end: int = VALUES
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """Whose definitions it stands for."""
+        stages = {
+            "norm": self.norm,
+            "rope": self.rope,
+            "quant": self.end == GRID or self.hadamard,
+            "store": self.end == FP8_ROW,
+        }
+        return frozenset(op for op, done in stages.items() if done)
+
+    def __str__(self) -> str:
+        norm = ("", "norm ", "plain norm ")[self.norm]
+        stages = f"{norm}{'rope ' * bool(self.rope)}{'hadamard ' * self.hadamard}"
+        return stages + ("values", "fp4 grid", "fp8 row")[self.end]
+
+
+NORM = Way(norm=1)
+QUERIES = Way(norm=2, rope=ROPE)
+TURNED = Way(rope=ROPE)
+KEPT = Way(norm=1, rope=ROPE, end=FP8_ROW)
+INDEX_QUERIES = Way(rope=ROPE, hadamard=True, end=GRID)
+
+
+def held(width: int) -> Block | None:
+    """How a vector is held. Those that are rotated are held so that a group of values that share a
+    scale is a warp's or half of one's."""
+    if width in THREADS:
+        return Block(width, THREADS[width])
+    return block_of(width, NORM_THREADS)
+
+
+def kernel(form: Form, way: Way, block: Block, x: torch.dtype, boundary: torch.dtype) -> Kernel:
+    macros = (
+        *block.macros(form, x, boundary),
+        ("NORM", way.norm),
+        ("ROPE", way.rope),
+        ("HADAMARD", int(way.hadamard)),
+        ("END", way.end),
+    )
+    name = f"vector {block.width} {short(x)} to {way} {short(boundary)}"
+    return Kernel(name, SOURCE, "row_op", macros)
+
+
+def kernels(form: Form) -> list[Kernel]:
+    """Those of V4-Flash's steps."""
+    boundary = torch.bfloat16 if form.bf16 else torch.float32
+    kv, index, low = Block(KV_WIDTH, 128), Block(INDEX_WIDTH, 32), held(1024)
+    assert low is not None
+    ways = ((low, NORM), (kv, QUERIES), (kv, TURNED), (kv, KEPT), (index, INDEX_QUERIES))
+    return [kernel(form, way, block, boundary, boundary) for block, way in ways]
+
+
+OPS = frozenset(("norm", "rope", "quant", "store"))
+
+
+class StepVectors:
+    """The step family of those of `ops` that were chosen. What takes several of them at once is
+    done by kernels only where all of them were."""
+
+    def __init__(self, tools: Toolbox, ops: frozenset[str] = OPS) -> None:
+        self._tools = tools
+        self._ops = ops
+
+    def takes(self, way: Way, x: Tensor, boundary: torch.dtype, rope: int = 0) -> bool:
+        """Whether vectors x [.., d], of which `rope` values are rotated, may go this way."""
+        width = x.shape[-1]
+        fits = width in THREADS if way.rope else held(width) is not None
+        if way.hadamard:
+            fits = width == INDEX_WIDTH
+        whole = x.dtype == boundary and in_place(x)
+        return way.ops <= self._ops and fits and rope == way.rope and whole
+
+    def takes_rows(self, rows: Rows) -> bool:
+        """Whether `keep` writes rows of this form."""
+        plain = 2 * rows.format.dim - rows.format.data_bytes  # the others have two bytes
+        fits = rows.format.name == "fp8" and rows.format.dim - plain == ROPE
+        return fits and in_words(rows)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`rms_norm` of x [n, d], in the dtype of x."""
+        return self._run(NORM, x, weight=weight, eps=eps)
+
+    def queries(self, x: Tensor, eps: float, positions: Tensor, frequencies: Tensor) -> Tensor:
+        """x [n, H, d], each vector normed without a weight, then rotated by positions [n]."""
+        return self._run(QUERIES, x, eps=eps, positions=positions, frequencies=frequencies)
+
+    def rotate(
+        self, x: Tensor, positions: Tensor, frequencies: Tensor, *, inverse: bool = False
+    ) -> Tensor:
+        """`rotate` of x [n, .., d] by positions [n]."""
+        return self._run(
+            TURNED,
+            x,
+            positions=positions,
+            frequencies=frequencies,
+            sign=-1.0 if inverse else 1.0,
+        )
+
+    def index_queries(self, x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
+        """x [n, H, 128] rotated, times Hadamard's matrix, on the FP4 grid: float32."""
+        return self._run(INDEX_QUERIES, x, positions=positions, frequencies=frequencies)
+
+    def keep(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        positions: Tensor,
+        frequencies: Tensor,
+        rows: Rows,
+        places: Tensor,
+    ) -> None:
+        """x [n, d], normed and rotated, into rows places [n] of format "fp8"."""
+        self._run(
+            KEPT,
+            x,
+            weight=weight,
+            eps=eps,
+            positions=positions,
+            frequencies=frequencies,
+            places=places,
+            rows=rows,
+        )
+
+    def _run(
+        self,
+        way: Way,
+        x: Tensor,
+        *,
+        weight: Tensor | None = None,
+        eps: float = 0.0,
+        positions: Tensor | None = None,
+        frequencies: Tensor | None = None,
+        sign: float = 1.0,
+        places: Tensor | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        block = held(x.shape[-1])
+        assert block is not None, f"vectors of {x.shape[-1]} are not shared evenly by 32 threads"
+        y = x if rows else x.new_empty(x.shape, dtype=torch.float32 if way.end == GRID else x.dtype)
+        vectors = x.numel() // block.width
+        if vectors:
+            made = kernel(self._tools.form, way, block, x.dtype, x.dtype)
+            launch = self._tools.load(made, block.threads)
+            where = strides(rows) if rows else (None, None, Long(0), Long(0), 1, 0, 0)
+            turn = (positions, frequencies, sign, x.shape[1:-1].numel())
+            launch((vectors, 1), x, y, weight, eps, *turn, places, *where)
+        return y
