@@ -1,0 +1,58 @@
+"""Compressors of few rows on CUDA devices: which kernels there are. Knows no layer, and not whether
+it is chosen."""
+
+import torch
+
+from relight.base.formats import RowFormat, index_row, kv_row
+from relight.kernels.block import Block, plain, short
+from relight.kernels.build import Kernel
+from relight.kernels.forms import Form
+
+SOURCE, RAW_SOURCE = "compress/step.cu", "compress/raw.cu"
+
+ROPE = 64
+OVERLAP_RATIO = 4
+RATIOS = (4, 128)
+THREADS = {512: 256, 128: 32}
+"""Of a block that pools entries of so many values: values that share a scale are a warp's or half
+of one's."""
+
+HADAMARD_WIDTH = 128
+
+END = {"fp8": 2, "fp4": 3}
+"""Of the source, by the format of entries."""
+
+RAW_THREADS = 256
+
+
+def put_raw(form: Form, channels: int, ratio: int) -> Kernel:
+    macros = (
+        *plain(form),
+        ("CHANNELS", channels),
+        ("RATIO", ratio),
+    )
+    return Kernel(f"compress raw {channels} by {ratio}", RAW_SOURCE, "put_raw", macros)
+
+
+def pool(form: Form, stored: RowFormat, ratio: int, boundary: torch.dtype) -> Kernel:
+    overlap = ratio == OVERLAP_RATIO
+    macros = (
+        *Block(stored.dim, THREADS[stored.dim]).macros(form, torch.float32, boundary),
+        ("MEMBERS", 2 * ratio if overlap else ratio),
+        ("OVERLAP", int(overlap)),
+        ("ROPE", ROPE),
+        ("END", END[stored.name]),
+    )
+    name = f"compress pool {ratio} to {stored.name} of {stored.dim} {short(boundary)}"
+    return Kernel(name, SOURCE, "pool", macros)
+
+
+def kernels(form: Form) -> list[Kernel]:
+    """Those of V4-Flash's compressors."""
+    boundary = torch.bfloat16 if form.bf16 else torch.float32
+    kv, keys = kv_row(512, ROPE), index_row(HADAMARD_WIDTH)
+    shapes = ((kv, 4), (kv, 128), (keys, 4))
+    return [
+        *(put_raw(form, *shape) for shape in ((1024, 4), (512, 128), (256, 4))),
+        *(pool(form, *shape, boundary) for shape in shapes),
+    ]

@@ -1,0 +1,91 @@
+// Compressors for the rows of a step: an entry for each group that closes, out of the raw rows in their rings.
+//
+// MEMBERS rows of a ring are pooled, channel by channel, by the softmax of their gates. With OVERLAP the first half of the members
+// are the A halves of the group before, the others the B halves of the group itself. The entry is rounded, normed, rotated by the
+// position of the group's first token and stored: END 2 a row of format "fp8", 3, after Hadamard, one of format "fp4".
+#include "row.cuh"
+
+constexpr int HALVES = OVERLAP ? 2 : 1, CHANNELS = HALVES * WIDTH, RATIO = MEMBERS / HALVES;
+
+// The tree of halves over `MEMBERS` as one over STRIDE residues, each of them one over the members of that residue.
+constexpr int STRIDE = MEMBERS > 16 ? MEMBERS / 16 : 1, RUN = MEMBERS / STRIDE;
+static_assert(MEMBERS == STRIDE * RUN && (MEMBERS & MEMBERS - 1) == 0, "a power of two");
+
+struct Group {
+  const float* slot;  // of the ring
+  i64 first;          // position of the first member, below zero before the sequence
+  int start, ring;    // its ring row
+  D bool absent(int m) const { return first + m < 0; }
+  D const float* values(int m, int channel) const {
+    const int row = start + m < ring ? start + m : start + m - ring;
+    return slot + row * (2 * CHANNELS) + (OVERLAP && m >= RATIO ? WIDTH : 0) + channel;
+  }
+  D void gate(int m, int channel, float (&g)[2]) const {
+    g[0] = g[1] = __uint_as_float(0xFF800000u);  // -infinity
+    if (!absent(m)) read_pair(values(m, channel) + CHANNELS, g);
+  }
+};
+
+// Groups g: entry, sequence and place of each; place 0 is the null page's, of groups that do not close. slots by sequence.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    pool(const i64* entries, const i64* sequences, const i64* slots, const i64* places, const float* rows, i64 slot_floats,
+         int ring, const float* weight, float eps, const float* frequencies, u8* data, u8* scale, i64 data_outer, i64 scale_outer,
+         int inner, int data_inner, int scale_inner) {
+  __shared__ Room room;
+  const i64 g = blockIdx.x;
+  wait_for_previous();
+  const i64 to = places[g], entry = entries[g];
+  if (to == 0) return;
+  const i64 first = entry * RATIO - (MEMBERS - RATIO);
+  const int start = (int)((first + MEMBERS) % ring) - MEMBERS;  // the ring has MEMBERS rows at least, and first + MEMBERS > 0
+  const Group group = {rows + slots[sequences[g]] * slot_floats, first, start < 0 ? start + ring : start, ring};
+  Pairs v;
+#pragma unroll 1
+  for (int j = 0; j < PAIRS; j++) {
+    const int channel = place(j);
+    float largest[2];
+    group.gate(MEMBERS - 1, channel, largest);
+    _Pragma("unroll 8") for (int m = 0; m < MEMBERS - 1; m++) {
+      float gate[2];
+      group.gate(m, channel, gate);
+      UNROLL for (int b = 0; b < 2; b++) largest[b] = fmaxf(largest[b], gate[b]);
+    }
+    float all[2][STRIDE], part[2][RUN];
+    _Pragma("unroll 1") for (int o = 0; o < STRIDE; o++) {
+      UNROLL for (int i = 0; i < RUN; i++) {
+        float gate[2];
+        group.gate(i * STRIDE + o, channel, gate);
+        UNROLL for (int b = 0; b < 2; b++) part[b][i] = expf(add(gate[b], -largest[b]));
+      }
+      UNROLL for (int b = 0; b < 2; b++) all[b][o] = tree(part[b]);
+    }
+    const float total[2] = {tree(all[0]), tree(all[1])};
+    _Pragma("unroll 1") for (int o = 0; o < STRIDE; o++) {
+      UNROLL for (int i = 0; i < RUN; i++) {
+        const int m = i * STRIDE + o;
+        float gate[2], value[2] = {0.f, 0.f};
+        group.gate(m, channel, gate);
+        if (!group.absent(m)) read_pair(group.values(m, channel), value);
+        UNROLL for (int b = 0; b < 2; b++) {
+          const bool here = gate[b] != __uint_as_float(0xFF800000u);
+          part[b][i] = mul(__fdiv_rn(expf(add(gate[b], -largest[b])), total[b]), here ? value[b] : 0.f);
+        }
+      }
+      UNROLL for (int b = 0; b < 2; b++) all[b][o] = tree(part[b]);
+    }
+    UNROLL for (int b = 0; b < 2; b++) {
+      const float found = rounded(tree(all[b]));
+      UNROLL for (int k = 0; k < PAIRS; k++)
+        if (k == j) v[k][b] = found;
+    }
+  }
+  norm(v, weight, eps, room);
+  rotate(v, entry * RATIO, frequencies, 1.f);
+  const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
+#if END == 2
+  put_fp8(v, data_of(store, to), scale_of_row(store, to));
+#else
+  hadamard(v);
+  put_fp4(v, data_of(store, to), scale_of_row(store, to));
+#endif
+}
