@@ -1,0 +1,29 @@
+"""Routing of few rows on CUDA devices: which kernels there are. Knows no expert, and not whether it
+is chosen."""
+
+from relight.kernels.block import plain
+from relight.kernels.build import Kernel
+from relight.kernels.forms import Form
+
+SOURCE = "route/step.cu"
+
+WARP = 32
+"""Threads of a block, one block a row."""
+
+EXPERTS, CHOSEN = 256, 6
+"""Of V4-Flash."""
+
+
+def kernel(form: Form, experts: int, chosen: int, *, hashed: bool) -> Kernel:
+    macros = (
+        *plain(form),
+        ("EXPERTS", experts),
+        ("K", chosen),
+        ("HASHED", int(hashed)),
+    )
+    how = "a table" if hashed else "bias"
+    return Kernel(f"route {chosen} of {experts} by {how}", SOURCE, "route", macros)
+
+
+def kernels(form: Form) -> list[Kernel]:
+    return [kernel(form, EXPERTS, CHOSEN, hashed=hashed) for hashed in (False, True)]

@@ -1,0 +1,38 @@
+"""Routing of few rows, launched on a CUDA device. Knows no expert."""
+
+import torch
+from torch import Tensor
+
+from relight.kernels.block import in_place
+from relight.kernels.route import cuda
+from relight.kernels.toolbox import Toolbox
+
+
+class StepRoute:
+    """The step family of `route`: one launch."""
+
+    def __init__(self, tools: Toolbox) -> None:
+        self._tools = tools
+
+    def takes(self, logits: Tensor, k: int) -> bool:
+        return logits.shape[1] % cuda.WARP == 0 and k <= cuda.WARP and in_place(logits)
+
+    def route(
+        self,
+        logits: Tensor,
+        k: int,
+        scale: float,
+        *,
+        bias: Tensor | None,
+        table: Tensor | None,
+        token_ids: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `route.route`: logits [n, E] -> ids [n, k] and weights [n, k]."""
+        n, experts = logits.shape
+        ids = torch.empty((n, k), dtype=torch.int64, device=logits.device)
+        weights = logits.new_empty((n, k))
+        if n:
+            kernel = cuda.kernel(self._tools.form, experts, k, hashed=table is not None)
+            launch = self._tools.load(kernel, cuda.WARP)
+            launch((n, 1), logits, bias, table, token_ids, float(scale), ids, weights)
+        return ids, weights
