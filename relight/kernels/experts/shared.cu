@@ -1,0 +1,31 @@
+// Around the shared expert's products, for the rows of a step: the gate, and the sum with what the routed experts gave.
+#include "values.cuh"
+
+// gate, up [n, width], width even -> y = silu(min(gate, limit)) * clamp(up, +-limit). Grid: 512 columns, n; below, too.
+extern "C" __global__ void __launch_bounds__(256) gated(const In* gate, const In* up, Out* y, int width, float limit) {
+  const int column = (blockIdx.x * 256 + threadIdx.x) * 2;
+  const i64 at = (i64)blockIdx.y * width + column;
+  wait_for_previous();
+  if (column >= width) return;
+  float g[2], u[2], found[2];
+  read_pair(gate + at, g);
+  read_pair(up + at, u);
+  UNROLL for (int b = 0; b < 2; b++) {  // a comparison that a NaN fails keeps the NaN, as torch's clamp does
+    const float a = g[b] > limit ? limit : g[b], c = u[b] > limit ? limit : u[b] < -limit ? -limit : u[b];
+    found[b] = mul(mul(a, sigmoid(a)), c);
+  }
+  write_pair(y + at, found);
+}
+
+// routed [n, width] float32, shared [n, width] -> y = routed + shared.
+extern "C" __global__ void __launch_bounds__(256) joined(const float* routed, const In* shared, Out* y, int width) {
+  const int column = (blockIdx.x * 256 + threadIdx.x) * 2;
+  const i64 at = (i64)blockIdx.y * width + column;
+  wait_for_previous();
+  if (column >= width) return;
+  float r[2], s[2];
+  read_pair(routed + at, r);
+  read_pair(shared + at, s);
+  UNROLL for (int b = 0; b < 2; b++) s[b] = add(r[b], s[b]);
+  write_pair(y + at, s);
+}
