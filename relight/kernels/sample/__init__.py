@@ -1,6 +1,8 @@
 """Draws one token per row. Knows no request; a row's draw depends on its logits and its parameters
 only."""
 
+from typing import Protocol
+
 from torch import Tensor
 
 from relight.kernels.check import F32, I32, I64, expect
@@ -14,7 +16,20 @@ from relight.kernels.sample.params import Scores as Scores
 from relight.kernels.sample.reference import NOT_DRAWN as NOT_DRAWN
 
 
-def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None = None) -> Tensor:
+class FastSample(Protocol):
+    """Kernels that draw for rows without a cut, as `sample` does."""
+
+    def takes(self, logits: Tensor) -> bool: ...
+
+    def draw(self, logits: Tensor, params: SampleParams) -> Tensor: ...
+
+
+def sample(
+    logits: Tensor,
+    params: SampleParams,
+    adjustments: Adjustments | None = None,
+    fast: FastSample | None = None,
+) -> Tensor:
     """logits [n, V] float32 -> tokens [n] int64.
 
     First the adjustments. Temperature 0: the largest logit, the lowest id among equals. Else logits
@@ -35,6 +50,8 @@ def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None
             expect(rows, "rows", (None,), I64)
     if adjustments is not None:
         _check(adjustments, vocab)
+    if fast is not None and fast.takes(logits):
+        return reference.sample_by(fast.draw, logits, params, adjustments)
     return reference.sample(logits, params, adjustments)
 
 

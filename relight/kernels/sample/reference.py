@@ -1,7 +1,7 @@
 """The definition of sample. Probabilities are summed as integers, exact in any order, so a cut does
 not depend on how a device sums."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from relight.kernels.invariant import keep_largest
 from relight.kernels.peek import every, looks_are_free
 from relight.kernels.sample.adjust import add_bias, allow, ban, penalise
 from relight.kernels.sample.params import Adjustments, SampleParams
+
+Draw = Callable[[Tensor, SampleParams], Tensor]
 
 NOT_DRAWN = -1
 """Instead of a token: the row has NaN, +inf, or no token that may be drawn."""
@@ -41,11 +43,31 @@ def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None
     for rows in _few(drawn):
         scaled = floor(_scaled(logits, params, rows), params.min_p[rows])
         tokens[rows] = _draw(scaled, params, rows)
+    _draw_cut(tokens, logits, params, cut)
+    return torch.where(valid, tokens, NOT_DRAWN)
+
+
+def sample_by(
+    draw: Draw, logits: Tensor, params: SampleParams, adjustments: Adjustments | None
+) -> Tensor:
+    """The same, where `draw` gives the tokens of rows without a cut, or NOT_DRAWN."""
+    valid = None
+    if adjustments is not None:
+        _, valid = _greedy(logits)
+        logits = _adjusted(logits, adjustments)
+    found, (_, cut) = draw(logits, params), _rows(params)
+    if valid is None and not len(cut):
+        return found
+    there = found >= 0 if valid is None else (found >= 0) & valid
+    _draw_cut(found, logits, params, cut)
+    return torch.where(there, found, NOT_DRAWN)
+
+
+def _draw_cut(tokens: Tensor, logits: Tensor, params: SampleParams, cut: Tensor) -> None:
     for rows in _few(cut):
         scaled = _scaled(logits, params, rows)
         scaled = keep(scaled, params.top_p[rows], params.top_k[rows], params.min_p[rows])
         tokens[rows] = _draw(scaled, params, rows)
-    return torch.where(valid, tokens, NOT_DRAWN)
 
 
 def _rows(params: SampleParams) -> tuple[Tensor, Tensor]:
