@@ -1,9 +1,15 @@
 """All kernels that there are to build for a device. Knows no argument of any."""
 
+from relight.kernels import vectors
 from relight.kernels.build import Kernel
+from relight.kernels.compress import cuda as compress
 from relight.kernels.experts import cuda as experts
+from relight.kernels.experts import shared
 from relight.kernels.forms import Form, form_of
+from relight.kernels.hyper import cuda as hyper
 from relight.kernels.linear import cuda as linear
+from relight.kernels.route import cuda as route
+from relight.kernels.sample import cuda as sample
 from relight.kernels.small import act_quant, slot_sum, stream_read
 
 ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
@@ -13,7 +19,8 @@ ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 def kernels(arch: str) -> list[Kernel]:
     """Of sm_NN or compute_NN, the shapes of V4-Flash."""
     form = form_of(arch)
-    return [*linear.kernels(form), *experts.kernels(form), *_small(form)]
+    ops = (linear, experts, shared, hyper, vectors, compress, route, sample)
+    return [*(kernel for op in ops for kernel in op.kernels(form)), *_small(form)]
 
 
 def _small(form: Form) -> list[Kernel]:

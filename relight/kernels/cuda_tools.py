@@ -23,7 +23,11 @@ ALL = (DEVICE, VOLTA, NVRTC, CORE)
 
 LINEAR = Variant("linear", "step", "cuda", ALL)
 EXPERTS = Variant("experts", "step", "cuda", ALL)
-VARIANTS = (LINEAR, EXPERTS)
+HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE = (
+    Variant(op, "step", "cuda", ALL)
+    for op in ("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample")
+)
+VARIANTS = (LINEAR, EXPERTS, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE)
 
 Tell = Callable[[str], None]
 

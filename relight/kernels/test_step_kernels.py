@@ -14,6 +14,7 @@ from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import experts_trial, linear_trials, tokens, trials
+from relight.kernels.trials_small import small_trials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -31,12 +32,12 @@ def tools() -> Toolbox:
     return toolbox(torch.device("cuda", torch.cuda.current_device()), heard.append)
 
 
-@pytest.fixture(scope="module", params=range(7))
+@pytest.fixture(scope="module", params=range(20))
 def trial(request: pytest.FixtureRequest, tools: Toolbox) -> Trial:
     torch.manual_seed(request.param)
     some = trials(tools, torch.device("cuda"))
     if request.param >= len(some):
-        pytest.skip("a form without bf16 has fewer")
+        pytest.skip("there are fewer")
     return some[request.param]
 
 
@@ -116,7 +117,9 @@ def test_tokens_are_rounded_to_the_bytes_of_the_definition(tools: Toolbox) -> No
 
 
 def test_a_recorded_graph_gives_the_same_bits(tools: Toolbox) -> None:
-    for trial in (linear_trials(tools, torch.device("cuda"))[2], experts_trial(tools, "cuda")):
+    device = torch.device("cuda")
+    some = (linear_trials(tools, device)[2], experts_trial(tools, device))
+    for trial in (*some, *small_trials(tools, device)):
         x = trial.inputs()
         wanted = trial.kernel(x)
         stream = torch.cuda.Stream()

@@ -1,0 +1,184 @@
+"""The kernels of small ops, lane by lane on a processor: their definitions' bits where functions do
+not differ, near them else, and rows with the same bits alone and among others."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from relight.base.formats import kv_row
+from relight.kernels import hyper
+from relight.kernels.canary import check
+from relight.kernels.cuda_tools import VARIANTS
+from relight.kernels.hyper.step import StepHyper
+from relight.kernels.norm import rms_norm
+from relight.kernels.quant import fp4_grid, hadamard
+from relight.kernels.route import route
+from relight.kernels.route.step import StepRoute
+from relight.kernels.rows import Rows
+from relight.kernels.sample.step import StepSample
+from relight.kernels.select import Selection
+from relight.kernels.store import put
+from relight.kernels.testing import assert_bits_equal
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials_small import (
+    EPS,
+    compress_trials,
+    hyper_trials,
+    randoms,
+    route_trials,
+    sample_trial,
+    shared_trial,
+    vector_trials,
+)
+from relight.kernels.vectors import StepVectors
+from tools.emulate import emulated
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+
+@pytest.fixture(scope="module", params=["sm_70", "sm_80"])
+def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
+    """The forms differ in what is between ops: float32 and bf16."""
+    return emulated(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(3)
+
+
+def boundary_of(tools: Toolbox) -> torch.dtype:
+    return torch.bfloat16 if tools.form.bf16 else torch.float32
+
+
+def passes(trials: list) -> None:
+    found = check(Selection(VARIANTS), trials)
+    assert found.refused == ()
+
+
+def test_streams_are_mixed_read_and_spread(tools: Toolbox) -> None:
+    passes(hyper_trials(tools, CPU, boundary_of(tools), width=256))
+
+
+def test_vectors_go_each_way(tools: Toolbox) -> None:
+    passes(vector_trials(tools, CPU, boundary_of(tools)))
+
+
+def test_groups_are_pooled_and_stored(tools: Toolbox) -> None:
+    passes(compress_trials(tools, CPU, boundary_of(tools)))
+
+
+def test_rows_are_routed_and_drawn(tools: Toolbox) -> None:
+    passes([*route_trials(tools, CPU), sample_trial(tools, CPU, vocab=999)])
+
+
+def test_the_shared_expert_is_gated_and_added(tools: Toolbox) -> None:
+    passes([shared_trial(tools, CPU, boundary_of(tools))])
+
+
+def test_spreading_has_the_bits_of_the_definition(tools: Toolbox) -> None:
+    boundary = boundary_of(tools)
+    streams, out = randoms(3, 4, 256, device=CPU, dtype=boundary), torch.randn(3, 256).to(boundary)
+    mix = hyper.Mix(torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4, 4))
+    wanted = hyper.expand(out, streams, mix.post, mix.comb, boundary)
+    assert_bits_equal(StepHyper(tools).expand(out, streams, mix), wanted)
+
+
+def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) -> None:
+    """With given weights of the streams: only the projection has sums of its own."""
+    boundary = boundary_of(tools)
+    streams, pre = randoms(3, 4, 512, device=CPU, dtype=boundary), torch.rand(3, 4)
+    fn, norm = torch.randn(24, 2048), torch.rand(512)
+    _, found = StepHyper(tools).mix_and_read(
+        streams, fn, torch.rand(24), torch.rand(3), pre, norm, iterations=3, eps=EPS, norm_eps=EPS
+    )
+    wanted = rms_norm(hyper.collapse(streams, pre, boundary), norm, EPS, boundary)
+    assert_bits_equal(found, wanted)
+
+
+def test_norms_have_the_bits_of_the_definition(tools: Toolbox) -> None:
+    boundary, fast = boundary_of(tools), StepVectors(tools)
+    for width in (64, 512, 1024):
+        x, weight = randoms(3, width, device=CPU, dtype=boundary), torch.rand(width)
+        assert_bits_equal(fast.norm(x, weight, EPS), rms_norm(x, weight, EPS, boundary), f"{width}")
+    x = randoms(2, 3, 512, device=CPU, dtype=boundary)
+    start, still = torch.zeros(2, dtype=torch.int64), torch.zeros(32)
+    wanted = rms_norm(x, None, EPS, boundary)
+    assert_bits_equal(fast.queries(x, EPS, start, still), wanted, "queries")
+
+
+def test_stored_bytes_are_those_of_the_definition(tools: Toolbox) -> None:
+    """At the start, where nothing is turned; one row is tiny, one holds zeros."""
+    boundary, fast = boundary_of(tools), StepVectors(tools)
+    x, weight = randoms(4, 512, device=CPU, dtype=boundary), torch.rand(512)
+    x[1], x[2, 64:128] = x[1] * 1e-12, 0.0
+    start, still, at = (
+        torch.zeros(4, dtype=torch.int64),
+        torch.zeros(32),
+        torch.tensor([5, 0, 3, 6]),
+    )
+    found, wanted = (Rows.empty(kv_row(512, 64), 7, CPU) for _ in range(2))
+    fast.keep(x, weight, EPS, start, still, found, at)
+    put(wanted, at, rms_norm(x, weight, EPS, boundary))
+    assert_bits_equal(found.data, wanted.data, "data")
+    assert_bits_equal(found.scale, wanted.scale, "scales")
+
+
+def test_index_queries_have_the_bits_of_the_definition(tools: Toolbox) -> None:
+    boundary, fast = boundary_of(tools), StepVectors(tools)
+    x = randoms(2, 3, 128, device=CPU, dtype=boundary)
+    x[1, 1] = 0.0
+    found = fast.index_queries(x, torch.zeros(2, dtype=torch.int64), torch.zeros(32))
+    assert_bits_equal(found, fp4_grid(hadamard(x, boundary)))
+
+
+def test_a_row_of_nan_stays_alone(tools: Toolbox) -> None:
+    boundary, fast = boundary_of(tools), StepVectors(tools)
+    x, weight = randoms(3, 512, device=CPU, dtype=boundary), torch.rand(512)
+    at, turn = torch.arange(3), torch.rand(32)
+    rows = Rows.empty(kv_row(512, 64), 3, CPU)
+    fast.keep(x, weight, EPS, at, turn, rows, at)
+    wanted = rows.get(at)
+    x[1, 7] = NAN
+    fast.keep(x, weight, EPS, at, turn, rows, at)
+    assert rows.get(at)[1].isnan().all()
+    assert_bits_equal(rows.get(at)[::2], wanted[::2])
+
+
+def test_ties_go_to_the_lowest_expert_and_token(tools: Toolbox) -> None:
+    logits = torch.zeros(2, 64)
+    logits[1, [3, 40]] = 1.0
+    given = {"bias": torch.zeros(64), "table": None, "token_ids": None}
+    found = StepRoute(tools).route(logits, 4, 1.5, **given)
+    wanted = route(logits, 4, 1.5, **given)
+    assert found[0].tolist() == wanted[0].tolist() == [[0, 1, 2, 3], [0, 1, 3, 40]]
+    logits = torch.zeros(4, 300)
+    logits[1, [17, 250]] = 2.0
+    logits[2, 9] = NAN
+    logits[3] = float("-inf")
+    trial = sample_trial(tools, CPU)
+    assert trial.kernel(logits)[:2].flatten().tolist() == [0, 17]
+    assert trial.kernel(logits)[2:].isnan().all()
+
+
+def test_no_rows_give_no_rows(tools: Toolbox) -> None:
+    boundary = boundary_of(tools)
+    some = [
+        *hyper_trials(tools, CPU, boundary, width=256),
+        *vector_trials(tools, CPU, boundary),
+        *compress_trials(tools, CPU, boundary),
+        *route_trials(tools, CPU),
+    ]
+    for trial in some:
+        assert replace(trial).kernel(trial.inputs()[:0]).shape[0] == 0, trial.shape
+    empty = torch.zeros(0, 10)
+    assert sample_trial(tools, CPU, 10).kernel(empty).shape == (0, 1)
+    assert StepSample(tools).takes(empty)
