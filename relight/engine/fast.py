@@ -14,6 +14,7 @@ from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.select import AUTO, REFERENCE, Selection
+from relight.kernels.step_ops import step_ops
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import trials
 
@@ -51,13 +52,15 @@ def give_kernels(
     there is to say of it."""
     if chosen.tools is None:
         return weights, Selection(), ()
-    selection = check(chosen.selection, candidates(chosen.tools, device))
+    tools = chosen.tools
+    selection = check(chosen.selection, candidates(tools, device))
     refused = [str(refusal) for refusal in selection.refused]
     for text in refused:
         log.warning("a kernel is refused, its op runs the torch definition: %s", text)
     binder = Binder(
-        StepLinear(chosen.tools) if LINEAR in selection.chosen else None,
-        StepExperts(chosen.tools) if EXPERTS in selection.chosen else None,
+        StepLinear(tools) if LINEAR in selection.chosen else None,
+        StepExperts(tools) if EXPERTS in selection.chosen else None,
+        step_ops(tools, selection),
     )
     bound: Tree = binder.bind(weights)
     taken = [f"{count} weights of {op}" for op, count in binder.bound.taken.items()]

@@ -22,6 +22,7 @@ from relight.kernels.device import send, upload
 from relight.kernels.sample import (
     Adjustments,
     Bias,
+    FastSample,
     Penalties,
     Places,
     SampleParams,
@@ -54,7 +55,14 @@ def count_bytes(num_slots: int, vocab_size: int) -> int:
 class Sampler:
     """`draw` only enqueues work on the device, so that its result may be read a step later."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        fast: FastSample | None = None,
+    ) -> None:
+        self._fast = fast
         self.counts = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
 
     def set_counts(self, changes: Sequence[SetCounts]) -> None:
@@ -66,7 +74,8 @@ class Sampler:
     def draw(self, draws: Sequence[Draw], logits: Tensor, last: Tensor | None = None) -> Sampled:
         """One token for each row of logits [draws, V]. `last` [slots] int64 is what each slot drew
         last, if masks hang on it."""
-        tokens = draw_tokens(draws, logits, self._adjustments(draws, logits.device, last))
+        adjustments = self._adjustments(draws, logits.device, last)
+        tokens = draw_tokens(draws, logits, adjustments, self._fast)
         counted = [i for i, draw in enumerate(draws) if draw.sampling.counted]
         if counted:
             rows = upload(counted, logits.device)
@@ -109,10 +118,13 @@ def is_adjusted(draw: Draw) -> bool:
 
 
 def draw_tokens(
-    draws: Sequence[Draw], logits: Tensor, adjustments: Adjustments | None = None
+    draws: Sequence[Draw],
+    logits: Tensor,
+    adjustments: Adjustments | None = None,
+    fast: FastSample | None = None,
 ) -> Tensor:
     """One token [draws] int64 for each row of logits [draws, V]."""
-    return sample(logits, sample_params(draws, logits.device), adjustments)
+    return sample(logits, sample_params(draws, logits.device), adjustments, fast)
 
 
 def read(sampled: Sampled) -> list[Drawn]:

@@ -8,6 +8,7 @@ from relight.kernels.codec import DenseWeight, FastLinear, Fp8Weight
 from relight.kernels.experts import Experts, FastExperts
 from relight.kernels.experts import step as experts_step
 from relight.kernels.linear import step as linear_step
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 
 
 @dataclass(slots=True)
@@ -24,9 +25,15 @@ class Bound:
 
 
 class Binder:
-    def __init__(self, linear: FastLinear | None, experts: FastExperts | None) -> None:
+    def __init__(
+        self,
+        linear: FastLinear | None,
+        experts: FastExperts | None,
+        ops: StepOps = NO_KERNELS,
+    ) -> None:
         self._linear = linear
         self._experts = experts
+        self._ops = ops
         self.bound = Bound()
 
     def bind(self, tree: Any) -> Any:
@@ -35,6 +42,8 @@ class Binder:
             return self._weight(tree)
         if isinstance(tree, Experts):
             return self._stacks(tree)
+        if isinstance(tree, StepOps):
+            return self._ops
         if isinstance(tree, tuple | list) and not hasattr(tree, "_fields"):
             return type(tree)(self.bind(part) for part in tree)
         if is_dataclass(tree) and not isinstance(tree, type):

@@ -19,10 +19,9 @@ from relight.kernels import index, store
 from relight.kernels.attend import attend
 from relight.kernels.codec import Weight
 from relight.kernels.linear import grouped, linear
-from relight.kernels.norm import rms_norm
-from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.rope import frequencies, rotate
 from relight.kernels.rows import Rows
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.addresses import (
     EntryAddresses,
     RingAddresses,
@@ -35,6 +34,7 @@ from relight.model.addresses import (
 from relight.model.compressor import Compressor, history_rows
 from relight.model.inputs import Segment
 from relight.model.state import LayerState
+from relight.model.vectors import Vectors
 from relight.model.weights import AttentionWeights
 
 
@@ -69,6 +69,7 @@ class Attention:
         weights: AttentionWeights,
         numerics: Numerics,
         boundary: torch.dtype,
+        ops: StepOps = NO_KERNELS,
     ) -> None:
         self.config = config
         self.layer = layer
@@ -81,23 +82,24 @@ class Attention:
         device = weights.sink.device
         self.frequencies = frequencies(theta, config.rope_dim, scaling).to(device)
         eps = config.rms_norm_eps
+        self.vectors = Vectors(self.frequencies, eps, boundary, ops.vectors)
         self.compressor = self.index_compressor = None
         if weights.compressor:
-            self.compressor = Compressor(weights.compressor, layer.ratio, eps, numerics)
+            self.compressor = Compressor(
+                weights.compressor, layer.ratio, eps, numerics, ops.compress
+            )
         if weights.indexer:
             self.index_compressor = Compressor(
-                weights.indexer.compressor, layer.ratio, eps, numerics
+                weights.indexer.compressor, layer.ratio, eps, numerics, ops.compress
             )
 
     def forward(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> Tensor:
         """x [rows, D], normed -> [rows, D]."""
-        w, eps = self.weights, self.config.rms_norm_eps
-        low_rank = rms_norm(self._linear(x, w.wq_a, segment), w.q_norm, eps, self.boundary)
+        w = self.weights
+        low_rank = self.vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
         q = self._linear(low_rank, w.wq_b, segment)
-        q = rms_norm(
-            q.view(-1, self.config.num_heads, self.config.head_dim), None, eps, self.boundary
-        )
-        q = self._rotate(q, segment.positions)
+        q = q.view(-1, self.config.num_heads, self.config.head_dim)
+        q = self.vectors.queries(q, segment)
         window = self._window(x, segment, where, state)
         entry_index = self._entries(x, low_rank, segment, where, state)
         out = attend(
@@ -111,22 +113,19 @@ class Attention:
             segment.family,
             self.boundary,
         )
-        out = self._rotate(out, segment.positions, inverse=True)
+        out = self.vectors.rotate(out, segment, inverse=True)
         groups = self.config.o_groups
         out = grouped(out.reshape(out.shape[0], groups, -1), w.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), w.wo_b, segment)
 
     def _window(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> Rows:
         """Stores the window rows of the segment; returns what `window_index` points into."""
-        w = self.weights
-        kv = rms_norm(
-            self._linear(x, w.wkv, segment), w.kv_norm, self.config.rms_norm_eps, self.boundary
-        )
-        kv = self._rotate(kv, segment.positions)
-        rings = where.rings
+        norm, rings = self.weights.kv_norm, where.rings
+        kv = self._linear(x, self.weights.wkv, segment)
         if rings.past is None:
-            store.put(state.window, rings.places, kv)
+            self.vectors.keep(kv, norm, segment, state.window, rings.places)
             return state.window
+        kv = self.vectors.rotate(self.vectors.norm(kv, norm, segment), segment)
         scratch = Rows.empty(state.window.format, rings.past.shape[0] + kv.shape[0], kv.device)
         past, new = torch.arange(scratch.count, device=kv.device).split(
             [rings.past.shape[0], kv.shape[0]]
@@ -147,9 +146,8 @@ class Attention:
         entries, rings = where.entries[ratio], where.partial_rings[ratio]
         assert state.compressed is not None
         assert state.partial is not None
-        latent = self.compressor.forward(x, segment, state.partial, rings, entries, self.boundary)
-        latent = self._rotate(latent, entries.group_entry * ratio)
-        store.put(state.compressed, entries.group_place, latent)
+        places = (state.partial, rings, entries, state.compressed)
+        self.compressor.store(x, segment, *places, self.frequencies, self.boundary)
         if self.index_compressor is not None:
             self._index_keys(x, segment, where, state)
         if not entries.places.shape[1]:
@@ -164,13 +162,12 @@ class Attention:
         assert self.index_compressor is not None
         assert state.index_partial is not None
         assert state.keys is not None
-        key = self.index_compressor.forward(
-            x, segment, state.index_partial, rings, entries, self.boundary
+        places = (state.index_partial, rings, entries, state.keys)
+        # Orthonormal on both sides: without rounding it cancels.
+        turned = self.numerics.quantised
+        self.index_compressor.store(
+            x, segment, *places, self.frequencies, self.boundary, turned=turned
         )
-        key = self._rotate(key, entries.group_entry * ratio)
-        if self.numerics.quantised:  # orthonormal on both sides: without rounding it cancels
-            key = hadamard(key, self.boundary)
-        store.put(state.keys, entries.group_place, key)
 
     def _select(
         self,
@@ -185,9 +182,9 @@ class Attention:
         assert indexer is not None
         assert state.keys is not None
         q = self._linear(low_rank, indexer.wq_b, segment)
-        q = self._rotate(q.view(-1, config.index_heads, config.index_dim), segment.positions)
-        if self.numerics.quantised:
-            q = fp4_grid(hadamard(q, self.boundary))
+        q = q.view(-1, config.index_heads, config.index_dim)
+        quantised = self.numerics.quantised
+        q = (self.vectors.index_queries if quantised else self.vectors.rotate)(q, segment)
         scale = (config.index_dim * config.index_heads) ** -0.5
         weights = self._linear(x, indexer.weights_proj, segment) * scale
         return index.select(

@@ -15,7 +15,12 @@ from torch import Tensor
 from relight.base.numerics import Numerics
 from relight.cache.layout import OVERLAP_RATIO
 from relight.kernels.compress import pool
+from relight.kernels.compress.step import Groups, StepCompress
 from relight.kernels.linear import linear
+from relight.kernels.quant import hadamard
+from relight.kernels.rope import rotate
+from relight.kernels.rows import Rows
+from relight.kernels.store import put
 from relight.model.addresses import EntryAddresses, RingAddresses
 from relight.model.inputs import Segment
 from relight.model.weights import CompressorWeights
@@ -37,6 +42,7 @@ class Compressor:
     ratio: int
     eps: float
     numerics: Numerics
+    fast: StepCompress | None = None
 
     def forward(
         self,
@@ -57,12 +63,46 @@ class Compressor:
         values, gates = self._members(source, segment, rings, entries)
         return pool(values, gates, self.weights.norm, self.eps, boundary)
 
+    def store(
+        self,
+        x: Tensor,
+        segment: Segment,
+        ring: Tensor,
+        rings: RingAddresses,
+        entries: EntryAddresses,
+        rows: Rows,
+        frequencies: Tensor,
+        boundary: torch.dtype,
+        *,
+        turned: bool = False,
+    ) -> None:
+        """As `forward`, and stores each entry in `rows`, rotated by the position of its first token
+        and, if `turned`, multiplied by Hadamard's matrix."""
+        fast, w = self.fast, self.weights
+        if fast and segment.family == "step" and fast.takes(ring, self.ratio, rows):
+            raw = self._projected(x, segment)
+            fast.put_raw(*raw, w.ape, segment.positions, rings.places, ring)
+            groups = Groups(entries.group_entry, entries.group_sequence, entries.group_place)
+            slots, ratio = segment.slots, self.ratio
+            fast.close(ring, ratio, slots, groups, w.norm, self.eps, frequencies, rows, boundary)
+            return
+        latent = self.forward(x, segment, ring, rings, entries, boundary)
+        first = entries.group_entry * self.ratio
+        latent = rotate(latent, first, frequencies, boundary=boundary)
+        if turned:
+            latent = hadamard(latent, boundary)
+        put(rows, entries.group_place, latent)
+
     def _project(self, x: Tensor, segment: Segment) -> Tensor:
+        values, gates = self._projected(x, segment)
+        gates = gates + self.weights.ape[segment.positions % self.ratio]
+        return torch.cat([values, gates], dim=1)  # [rows, 2 * c * d]
+
+    def _projected(self, x: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
         w = self.weights
         values = linear(x, w.wkv, segment.family, quantised=False, boundary=torch.float32)
         gates = linear(x, w.wgate, segment.family, quantised=False, boundary=torch.float32)
-        gates = gates + w.ape[segment.positions % self.ratio]
-        return torch.cat([values, gates], dim=1)  # [rows, 2 * c * d]
+        return values, gates
 
     def _members(
         self, source: Source, segment: Segment, rings: RingAddresses, entries: EntryAddresses

@@ -12,6 +12,7 @@ from relight.base.numerics import Numerics
 from relight.kernels.experts import experts, swiglu
 from relight.kernels.linear import linear
 from relight.kernels.route import route
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.inputs import Segment
 from relight.model.weights import FfnWeights
 
@@ -20,20 +21,28 @@ class Moe:
     """One layer's experts."""
 
     def __init__(
-        self, config: ModelConfig, weights: FfnWeights, numerics: Numerics, boundary: torch.dtype
+        self,
+        config: ModelConfig,
+        weights: FfnWeights,
+        numerics: Numerics,
+        boundary: torch.dtype,
+        ops: StepOps = NO_KERNELS,
     ) -> None:
         self.config = config
         self.weights = weights
         self.numerics = numerics
         self.boundary = boundary
+        self.ops = ops
 
     def route(self, x: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
         """x [rows, D] -> expert ids [rows, k], ascending, and their weights. Float32 throughout."""
-        router = self.weights.router
+        router, k = self.weights.router, self.config.experts_per_token
         logits = linear(x, router.gate, segment.family, quantised=False, boundary=torch.float32)
-        return route(
+        fast = self.ops.route if segment.family == "step" else None
+        run = fast.route if fast and fast.takes(logits, k) else route
+        return run(
             logits,
-            self.config.experts_per_token,
+            k,
             self.config.routed_scaling_factor,
             bias=router.bias,
             table=router.table,
@@ -51,6 +60,11 @@ class Moe:
         shared = self.weights.shared
         gate = linear(x, shared.w1, segment.family, quantised, self.boundary)
         up = linear(x, shared.w3, segment.family, quantised, self.boundary)
+        fast = self.ops.shared if segment.family == "step" else None
+        if fast and fast.takes(gate, self.boundary) and fast.takes(x, self.boundary):
+            hidden = fast.swiglu(gate, up, limit)
+            out = linear(hidden, shared.w2, segment.family, quantised, self.boundary)
+            return fast.add(routed, out)
         hidden = swiglu(gate, up, limit, self.boundary)
         out = linear(hidden, shared.w2, segment.family, quantised, self.boundary)
         return (routed + out.float()).to(self.boundary)

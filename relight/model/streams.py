@@ -8,14 +8,44 @@ from torch import Tensor
 from relight.base.config import ModelConfig
 from relight.kernels import hyper
 from relight.kernels.norm import rms_norm
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.inputs import Segment
 from relight.model.weights import HyperWeights
 
 
 class Mhc:
-    def __init__(self, config: ModelConfig, boundary: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, boundary: torch.dtype, ops: StepOps = NO_KERNELS
+    ) -> None:
         self.config = config
         self.boundary = boundary
+        self.fast = ops.hyper
+
+    def mix_and_read(
+        self,
+        streams: Tensor,
+        weights: HyperWeights,
+        norm: Tensor,
+        segment: Segment,
+        pre: Tensor | None = None,
+    ) -> tuple[hyper.Mix, Tensor]:
+        """The mix of streams [rows, hc, D], and what the sublayer behind them reads [rows, D]: by
+        `pre` [rows, hc] of the sublayer before, or by the mix's own."""
+        c = self.config
+        if self.fast and segment.family == "step" and self.fast.takes(streams, self.boundary):
+            return self.fast.mix_and_read(
+                streams,
+                weights.fn,
+                weights.base,
+                weights.scale,
+                pre,
+                norm,
+                iterations=c.hc_iters,
+                eps=c.hc_eps,
+                norm_eps=c.rms_norm_eps,
+            )
+        mix = self.mix(streams, weights, segment)
+        return mix, self.read(streams, mix.pre if pre is None else pre, norm)
 
     def mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
         """Of streams [rows, hc, D], for the sublayer in front of which they stand."""
@@ -38,4 +68,6 @@ class Mhc:
 
     def spread(self, out: Tensor, streams: Tensor, mix: hyper.Mix) -> Tensor:
         """The streams behind a sublayer that gave out [rows, D]."""
+        if mix.fast:
+            return mix.fast.expand(out, streams, mix)
         return hyper.expand(out, streams, mix.post, mix.comb, self.boundary)

@@ -14,6 +14,7 @@ from relight.base.numerics import Numerics
 from relight.kernels import hyper
 from relight.kernels.linear import linear
 from relight.kernels.norm import rms_norm
+from relight.kernels.step_ops import StepOps
 from relight.model.attention import Addresses, Attention, addresses
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
@@ -32,24 +33,23 @@ class Block:
         weights: LayerWeights,
         numerics: Numerics,
         boundary: torch.dtype,
+        ops: StepOps,
     ) -> None:
         self.weights = weights
-        self.attention = Attention(config, layer, weights.attention, numerics, boundary)
-        self.moe = Moe(config, weights.ffn, numerics, boundary)
-        self.mhc = Mhc(config, boundary)
+        self.attention = Attention(config, layer, weights.attention, numerics, boundary, ops)
+        self.moe = Moe(config, weights.ffn, numerics, boundary, ops)
+        self.mhc = Mhc(config, boundary, ops)
 
     def forward(
         self, streams: Tensor, segment: Segment, where: Addresses, state: LayerState
     ) -> Tensor:
         """streams [rows, hc, D] -> the same shape."""
         w = self.weights
-        mix = self.mhc.mix(streams, w.hyper_attention, segment)
-        x = self.mhc.read(streams, mix.pre, w.attention_norm)
+        mix, x = self.mhc.mix_and_read(streams, w.hyper_attention, w.attention_norm, segment)
         out = self.attention.forward(x, segment, where, state)
         streams = self.mhc.spread(out, streams, mix)
 
-        mix = self.mhc.mix(streams, w.hyper_ffn, segment)
-        x = self.mhc.read(streams, mix.pre, w.ffn_norm)
+        mix, x = self.mhc.mix_and_read(streams, w.hyper_ffn, w.ffn_norm, segment)
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix)
 
@@ -63,7 +63,7 @@ class Transformer:
         self.numerics = numerics
         self.boundary = getattr(torch, numerics.boundary)
         self.blocks = tuple(
-            Block(config, layer, layer_weights, numerics, self.boundary)
+            Block(config, layer, layer_weights, numerics, self.boundary, weights.ops)
             for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
         )
 
@@ -91,17 +91,17 @@ class Transformer:
 
     def head(self, streams: Tensor, segment: Segment) -> Tensor:
         """streams [rows, hc, D] -> logits [rows, V] float32."""
-        w, c = self.weights, self.config
+        x = self._read(streams, segment)
+        return linear(x, self.weights.head, segment.family, quantised=False, boundary=torch.float32)
+
+    def _read(self, streams: Tensor, segment: Segment) -> Tensor:
+        """What the head gets of streams [rows, hc, D]: [rows, D], normed."""
+        w, c, fast = self.weights, self.config, self.weights.ops.hyper
+        fn, base, scale, eps = w.hc_head_fn, w.hc_head_base, w.hc_head_scale, c.rms_norm_eps
+        if fast and segment.family == "step" and fast.takes(streams, self.boundary):
+            return fast.read_by_head(streams, fn, base, scale, w.norm, eps=c.hc_eps, norm_eps=eps)
         pre = hyper.head(
-            streams,
-            w.hc_head_fn,
-            w.hc_head_base,
-            w.hc_head_scale,
-            eps=c.hc_eps,
-            norm_eps=c.rms_norm_eps,
-            family=segment.family,
+            streams, fn, base, scale, eps=c.hc_eps, norm_eps=eps, family=segment.family
         )
-        x = rms_norm(
-            hyper.collapse(streams, pre, self.boundary), w.norm, c.rms_norm_eps, self.boundary
-        )
-        return linear(x, w.head, segment.family, quantised=False, boundary=torch.float32)
+        x = hyper.collapse(streams, pre, self.boundary)
+        return rms_norm(x, w.norm, c.rms_norm_eps, self.boundary)

@@ -7,7 +7,7 @@ I expert width, V vocabulary, hc residual streams.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from relight.kernels.codec import (
     Weight,
 )
 from relight.kernels.experts import Experts
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.source import STORED_AS, Progress, WeightSource
 
 
@@ -114,6 +115,7 @@ class ModelWeights:
     hc_head_scale: Tensor  # [1] float32
     norm: Tensor  # [D] float32
     head: DenseWeight  # [V, D]
+    ops: StepOps = field(default=NO_KERNELS, kw_only=True, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +130,7 @@ def nbytes(node: object) -> int:
     if isinstance(node, tuple):
         return sum(nbytes(item) for item in node)
     if is_dataclass(node):
-        return sum(nbytes(getattr(node, field.name)) for field in fields(node))
+        return sum(nbytes(getattr(node, one.name)) for one in fields(node))
     return 0
 
 

@@ -1,0 +1,73 @@
+"""What attention does with its vectors between products: norm, rotation, rounding and storing. By
+kernels for made rows where there are any, else op by op. Knows no product and no layer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relight.kernels import store
+from relight.kernels.norm import rms_norm
+from relight.kernels.quant import fp4_grid, hadamard
+from relight.kernels.rope import rotate
+from relight.kernels.rows import Rows
+from relight.kernels.vectors import (
+    INDEX_QUERIES,
+    KEPT,
+    NORM,
+    QUERIES,
+    TURNED,
+    StepVectors,
+    Way,
+)
+from relight.model.inputs import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Of one layer. All positions are those of the segment's rows."""
+
+    frequencies: Tensor
+    eps: float
+    boundary: torch.dtype
+    fast: StepVectors | None = None
+
+    def norm(self, x: Tensor, weight: Tensor, segment: Segment) -> Tensor:
+        if fast := self._fast(NORM, x, segment):
+            return fast.norm(x, weight, self.eps)
+        return rms_norm(x, weight, self.eps, self.boundary)
+
+    def queries(self, q: Tensor, segment: Segment) -> Tensor:
+        """q [rows, H, d], each head normed and rotated."""
+        if fast := self._fast(QUERIES, q, segment):
+            return fast.queries(q, self.eps, segment.positions, self.frequencies)
+        return self.rotate(rms_norm(q, None, self.eps, self.boundary), segment)
+
+    def rotate(self, x: Tensor, segment: Segment, *, inverse: bool = False) -> Tensor:
+        """x [rows, .., d]."""
+        if fast := self._fast(TURNED, x, segment):
+            return fast.rotate(x, segment.positions, self.frequencies, inverse=inverse)
+        return rotate(x, segment.positions, self.frequencies, inverse, boundary=self.boundary)
+
+    def index_queries(self, q: Tensor, segment: Segment) -> Tensor:
+        """q [rows, heads, d] rotated, times Hadamard's matrix, on the FP4 grid."""
+        if fast := self._fast(INDEX_QUERIES, q, segment):
+            return fast.index_queries(q, segment.positions, self.frequencies)
+        return fp4_grid(hadamard(self.rotate(q, segment), self.boundary))
+
+    def keep(self, x: Tensor, weight: Tensor, segment: Segment, rows: Rows, places: Tensor) -> None:
+        """x [rows, d], normed and rotated, into rows places [rows] of a ring."""
+        fast = self._fast(KEPT, x, segment)
+        if fast and fast.takes_rows(rows):
+            where = (segment.positions, self.frequencies)
+            fast.keep(x, weight, self.eps, *where, rows, places)
+            return
+        x = rms_norm(x, weight, self.eps, self.boundary)
+        x = rotate(x, segment.positions, self.frequencies, boundary=self.boundary)
+        store.put(rows, places, x)
+
+    def _fast(self, way: Way, x: Tensor, segment: Segment) -> StepVectors | None:
+        if self.fast is None or segment.family != "step":
+            return None
+        rope = 2 * self.frequencies.shape[0] if way.rope else 0
+        return self.fast if self.fast.takes(way, x, self.boundary, rope) else None
