@@ -38,6 +38,7 @@ from relight.kernels.small import stream_read
 from relight.kernels.testing import same_bits
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
+from tools.small_kernels import pairs
 from tools.sources import sources_hash
 
 BF16 = torch.bfloat16
@@ -199,6 +200,18 @@ def routed(bench: Bench) -> list[dict[str, object]]:
     return found
 
 
+def small(bench: Bench) -> list[dict[str, object]]:
+    """Launches without much to read: what counts is how few there are."""
+    found = []
+    for rows in WIDTHS:
+        for pair in pairs(bench.tools, bench.device, rows):
+            us = graph_us([pair.kernel] * 16)
+            definition = graph_us([pair.definition] * 2)
+            more = {"launches": pair.launches, "definition_us": definition}
+            found.append(line_of(bench, pair.name, rows, 0, us, None, **more))
+    return found
+
+
 def drawn(rows: int, device: torch.device) -> Tensor:
     some = [torch.randperm(EXPERTS)[:SLOTS].sort().values for _ in range(rows)]
     return torch.stack(some).to(device)
@@ -265,7 +278,7 @@ def main() -> None:
         read = stream_us(tools, device, 2**30, 1)
         bench = Bench(device, tools, 2**30 / read * 1e6)
         result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
-        for part in (linears, grouped, head, routed):
+        for part in (linears, grouped, head, routed, small):
             if time.monotonic() > deadline:
                 say(f"no time was left for {part.__name__}")
                 continue
