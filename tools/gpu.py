@@ -31,9 +31,6 @@ LEAST_S = 10.0
 LOG_BYTES = 20_000
 """Of the end of what a stage printed: kept with its result."""
 TIMED_OUT = 124
-STEP_SIZES = ("--layers", "8", "--chunk", "0", "--rows", "1,6,8,16", "--context",
-              "8192,1024,131072")  # fmt: skip
-"""Of the step benchmark: given rows run torch's definitions, which would take all the time."""
 
 Found = dict[str, Any]
 
@@ -84,10 +81,9 @@ def _real(job: Job) -> Sequence[str]:
 
 
 def _step(job: Job) -> Sequence[str]:
-    small = ("--small",) if job.quick else STEP_SIZES
+    small = ("--small",) if job.quick else ()
     kernels = "cuda" if job.device.startswith("cuda") else "auto"
-    call = "from relight.cli.main import main; main()"
-    return ("-c", call, "step", "--out", str(job.file), "--device", job.device, "--kernels",
+    return ("-m", "tools.time_step", "--out", str(job.file), "--device", job.device, "--kernels",
             kernels, "--seconds", str(job.seconds - 30), *small)  # fmt: skip
 
 

@@ -202,7 +202,8 @@ class Audit:
             with self._engine(graphs="on", prefix_cache="off") as engine:
                 recorded = engine.run(requests)
         except BadSetting as refused:
-            return Promise(text, "not checked", refused.message)
+            reason = refused.message.removeprefix("graphs is on, and ").partition(";")[0]
+            return Promise(text, "not checked", reason)
         with self._engine(graphs="off", prefix_cache="off") as engine:
             eager = engine.run(requests)
         return _compare(text, f"{len(requests)} requests", zip(eager, recorded, strict=True))

@@ -17,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from relight.base.checkpoint import open_model
 from relight.base.numerics import OFFICIAL_BF16
 from relight.cache.pool import Pool
+from relight.engine.graphs import Shape
 from relight.engine.plan import Mask, StepPlan
 from relight.engine.runner import Runner
 from relight.kernels import codec
+from relight.kernels.record import recorder
 from relight.kernels.testing import tells_waits, waits
 from relight.model.network import load, network
 from tests.engine.real import CONTEXT, VOCAB, RealEngine, words, write_checkpoint
@@ -156,12 +158,16 @@ def test_a_look_at_a_value_is_noticed(look: Callable[[Tensor], Any]) -> None:
         bool(look(torch.ones(3, device="meta")))
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 def test_a_step_does_not_wait_for_the_device(
-    device: str, model_name: str, plans: list[StepPlan]
+    device: str, model_name: str, plans: list[StepPlan], recorded: bool
 ) -> None:
     if not tells_waits(device):
         pytest.skip("only CUDA tells when it waits")
     runner = runner_on(torch.device(device), model_name)
+    source = recorder(torch.device(device)) if recorded else None
+    for rows in (1, 2, 4) if source else ():
+        runner.record(Shape(rows, CONTEXT), source)
     for plan in plans:  # tables that live on the device are made once, and pinned memory is got
         runner.execute(plan)
 

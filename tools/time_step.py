@@ -1,0 +1,57 @@
+"""The step benchmark of `relight step`, for where the command's packages are not installed.
+
+python -m tools.time_step --out FILE [--device cuda] [--kernels cuda] [--rows 1,6,8,16] [--small]
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from relight.engine.assemble import choose_device
+from relight.lab.step import measure
+from relight.lab.step_bench import SMALL, Found, Wanted
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--rows", type=numbers, default=(1, 6, 8, 16))
+    parser.add_argument("--context", type=numbers, default=(8192, 1024, 131072))
+    parser.add_argument("--chunk", type=numbers, default=(), help="none: given rows take long")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--small", action="store_true")
+    args = parser.parse_args()
+    wanted = SMALL
+    if not args.small:
+        wanted = Wanted(
+            widths=args.rows,
+            contexts=args.context,
+            context=args.context[0],
+            chunks=args.chunk,
+            layers=args.layers,
+        )
+    wanted = replace(wanted, kernels=args.kernels, seconds=args.seconds)
+
+    def tell(found: Found) -> None:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    found = measure(wanted, choose_device(args.device), tell)
+    for name, model in found["models"].items():
+        for line in (*model["layers"], *model["ops"]):
+            what = line.get("layer") or line["op"]
+            print(f"{name} {what}: {line['rows']} rows at {line['context']}: {line['us']} us, "
+                  f"{line['share_of_stream']:.0%} of the stream")  # fmt: skip
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
