@@ -4,13 +4,14 @@
 #   make test PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
 JOBS ?= 2
+OUT ?= docs/gpu
 ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/relight.stamp
 CLIENTS := .cache/relight/clients
 
-.PHONY: help setup check fix test test-clients test-gpu run docs size lock
+.PHONY: help setup check fix test test-clients test-gpu gpu run docs size lock
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -49,6 +50,9 @@ $(CLIENTS)/stamp: tests/clients/requirements.txt | $(STAMP)
 
 test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 	$(BIN)/pytest -m gpu $(ARGS)
+
+gpu: setup ## all that needs a GPU, in one call of ten minutes, into OUT=docs/gpu
+	$(BIN)/python -m tools.gpu --out $(OUT) $(ARGS)
 
 run: setup ## serve ember-v4, the small model inside the package, on 127.0.0.1:8000
 	$(BIN)/relight serve $(ARGS)
