@@ -41,7 +41,9 @@ def shapes(num_slots: int, verify: int, max_context: int) -> list[Shape]:
     """What to record where so many sequences run, each with `verify` rows at most in a usual step:
     powers of two and `verify`, times a few lengths of context."""
     most = min(num_slots * verify, MOST_ROWS)
-    widths = {verify, *(2**n for n in range((most - 1).bit_length() + 1))}
+    enough = {verify, *(2**n for n in range((most - 1).bit_length() + 1))}
+    widest = min(width for width in enough if width >= most)
+    widths = [width for width in enough if width <= widest]
     contexts = [SHORT]
     while contexts[-1] < max_context:
         contexts.append(contexts[-1] * CONTEXT_STEP)

@@ -214,6 +214,7 @@ def test_the_tape_keeps_numbers_of_the_host_as_they_were() -> None:
 def test_few_shapes_hold_every_usual_step() -> None:
     assert shapes(1, 1, 1024) == [Shape(1, 1024)]
     assert shapes(32, 1, 2048) == [Shape(2**n, 2048) for n in range(6)]
+    assert {s.rows for s in shapes(1, 6, 4096)} == {1, 2, 4, 6}
     assert {s.rows for s in shapes(32, 6, 4096)} == {1, 2, 4, 6, 8, 16, 32, MOST_ROWS}
     assert [s.context for s in shapes(1, 1, 100_000)] == [2048, 8192, 32768, 100_000]
     for slots in (1, 3, 7, 32, 33):
