@@ -117,7 +117,7 @@ def _format(w: Any) -> str:
 
 def _moved(given: list[Any]) -> int:
     """Bytes that an op must read: of experts those that a row chose, of cached rows those that are
-    listed, else all."""
+    listed, of rings (which are views into a pool) none that could be told, else all."""
     rows = [x for x in given if isinstance(x, Rows)]
     lists = [x for x in given if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2]
     total = 0
@@ -127,7 +127,7 @@ def _moved(given: list[Any]) -> int:
             stacks = (x.w1, x.w3, x.w2)
             each = sum(tensor_bytes(stack) / len(stack.data) for stack in stacks)
             total += int(each * int(ids.flatten().bincount().count_nonzero()))
-        elif not isinstance(x, Rows):
+        elif not isinstance(x, Rows) and not (isinstance(x, Tensor) and not x.is_contiguous()):
             total += tensor_bytes(x)
     for one, listed in zip(rows, lists, strict=False):
         total += (one.format.data_bytes + one.format.scale_bytes) * int((listed >= 0).sum())
