@@ -53,7 +53,8 @@ class Runner:
         self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         pages = -(-max_context // PAGE_TOKENS)
         self.page_table = torch.zeros((slots, pages), dtype=torch.int64, device=device)
-        self.sampler = Sampler(slots, model.config.vocab_size, device)
+        fast = model.weights.ops.sample
+        self.sampler = Sampler(slots, model.config.vocab_size, device, fast)
         self.batch = BatchBuilder(model.config, self.lengths, self.last_tokens, self.page_table)
         self.graphs: Graphs | None = None
 

@@ -18,6 +18,7 @@ from relight.kernels.attend import attend
 from relight.kernels.linear import grouped
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.addresses import EntryAddresses, chosen_entries
 from relight.model.attention import Addresses, Attention
 from relight.model.compressor import Compressor
@@ -45,8 +46,9 @@ class Csa2(Attention):
         weights: LayerWeightsV41,
         numerics: Numerics,
         boundary: torch.dtype,
+        ops: StepOps = NO_KERNELS,
     ) -> None:
-        super().__init__(config, layer, weights.attention, numerics, boundary)
+        super().__init__(config, layer, weights.attention, numerics, boundary, ops)
         self.source, self.queries = weights.source, weights.queries
         self.pooled = None
         if self.source and self.source.pooled:
@@ -57,11 +59,9 @@ class Csa2(Attention):
     ) -> Tensor:
         """x [rows, D], normed -> [rows, D]. Unlike V4's, queries are not normed head by head."""
         w, c = self.weights, self.config
-        low_rank = rms_norm(
-            self._linear(x, w.wq_a, segment), w.q_norm, c.rms_norm_eps, self.boundary
-        )
+        low_rank = self.vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
         q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
-        q = self._rotate(q, segment.positions)
+        q = self.vectors.rotate(q, segment)
         window = self._window(x, segment, where, state)
         out = attend(
             q,
@@ -74,7 +74,7 @@ class Csa2(Attention):
             segment.family,
             self.boundary,
         )
-        out = self._rotate(out, segment.positions, inverse=True)
+        out = self.vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)
         out = grouped(out, w.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), w.wo_b, segment)
@@ -148,7 +148,7 @@ class Csa2(Attention):
         assert blocks is not None
         assert state.keys is not None
         q = self._linear(low_rank, queries.wq_b, segment).view(-1, c.index_heads, c.index_dim)
-        q = self._rotate(q, segment.positions)
+        q = self.vectors.rotate(q, segment)
         if self.numerics.quantised:
             q = fp4_grid(q)
         weights = self._linear(x, queries.weights_proj, segment)

@@ -16,6 +16,7 @@ from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import hyper
 from relight.kernels.linear import linear
 from relight.kernels.norm import rms_norm
+from relight.kernels.step_ops import StepOps
 from relight.model.addresses import window_keys
 from relight.model.attention import Addresses, addresses
 from relight.model.csa2 import Csa2, Shared
@@ -38,11 +39,12 @@ class BlockV41:
         weights: LayerWeightsV41,
         numerics: Numerics,
         boundary: torch.dtype,
+        ops: StepOps,
     ) -> None:
         self.weights = weights
-        self.attention = Csa2(config, layer, weights, numerics, boundary)
-        self.moe = Moe(config, weights.ffn, numerics, boundary)
-        self.mhc = Mhc(config, boundary)
+        self.attention = Csa2(config, layer, weights, numerics, boundary, ops)
+        self.moe = Moe(config, weights.ffn, numerics, boundary, ops)
+        self.mhc = Mhc(config, boundary, ops)
         self.ngrams = None
         if weights.engram:
             self.ngrams = Ngrams(config, weights.engram, numerics, boundary)
@@ -65,14 +67,12 @@ class BlockV41:
     ) -> tuple[Tensor, Tensor]:
         """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
         w = self.weights
-        mix = self.mhc.mix(streams, w.hyper_attention, segment)
-        x = self.mhc.read(streams, pre, w.attention_norm)
+        mix, x = self.mhc.mix_and_read(streams, w.hyper_attention, w.attention_norm, segment, pre)
         out = self.attention.share(x, segment, where, state, shared)
         streams = self.mhc.spread(out, streams, mix)
 
         pre = mix.pre
-        mix = self.mhc.mix(streams, w.hyper_ffn, segment)
-        x = self.mhc.read(streams, pre, w.ffn_norm)
+        mix, x = self.mhc.mix_and_read(streams, w.hyper_ffn, w.ffn_norm, segment, pre)
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix), mix.pre
 
@@ -97,7 +97,7 @@ class TransformerV41:
         self.numerics = numerics
         self.boundary = getattr(torch, numerics.boundary)
         self.blocks = tuple(
-            BlockV41(config, layer, layer_weights, numerics, self.boundary)
+            BlockV41(config, layer, layer_weights, numerics, self.boundary, weights.ops)
             for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
         )
         assert config.candidates is not None
