@@ -11,6 +11,7 @@ from relight.base.errors import BadSetting
 from relight.kernels.bind import Binder
 from relight.kernels.canary import Trial, check
 from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
+from relight.kernels.device import answers
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.select import AUTO, REFERENCE, Selection
@@ -49,12 +50,19 @@ def give_kernels(
     chosen: Chosen, weights: Tree, device: torch.device, candidates: Trials = trials
 ) -> tuple[Tree, Selection, tuple[str, ...]]:
     """The weights with the kernels that pass their trials, what was selected in the end, and what
-    there is to say of it."""
+    there is to say of it. Raises BadSetting where a trial took the device down."""
     if chosen.tools is None:
         return weights, Selection(), ()
     tools = chosen.tools
     selection = check(chosen.selection, candidates(tools, device))
-    refused = [str(refusal) for refusal in selection.refused]
+    # Those that were not chosen at all come first, and were told.
+    refused = [str(refusal) for refusal in selection.refused[len(chosen.selection.refused) :]]
+    if refused and not answers(device):
+        raise BadSetting(
+            f"the device computes no more after the trial of a kernel ({refused[0]}): start again, "
+            "with --kernels reference",
+            param="kernels",
+        )
     for text in refused:
         log.warning("a kernel is refused, its op runs the torch definition: %s", text)
     binder = Binder(

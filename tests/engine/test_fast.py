@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from relight.base.errors import BadSetting
+from relight.engine import fast
 from relight.engine.fast import chosen_kernels, give_kernels
 from relight.kernels.canary import Trial
 from relight.kernels.codec import DenseWeight
 from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen
-from relight.kernels.select import Selection
+from relight.kernels.select import Refusal, Selection
 
 CPU = torch.device("cpu")
 
@@ -43,6 +44,22 @@ def one_bad(tools: object, device: torch.device) -> list[Trial]:
         return Trial(variant, "toy", lambda: torch.ones(2, 3), kernel, lambda x: x + 1, 1e-6)
 
     return [trial(LINEAR, lambda x: x + 1), trial(EXPERTS, lambda x: x + 2)]
+
+
+def test_only_what_failed_its_trial_is_told(caplog) -> None:
+    earlier = Refusal(EXPERTS, "not yet proven on a device")
+    chosen = Chosen(Selection((LINEAR,), (earlier,)), SimpleNamespace())  # type: ignore[arg-type]
+    _, selection, notes = give_kernels(chosen, (), CPU, one_bad)
+    assert selection.refused == (earlier,)
+    assert notes == ("kernels for generated tokens: no weight takes them",)
+    assert "proven" not in caplog.text
+
+
+def test_a_trial_that_takes_the_device_down_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(fast, "answers", lambda device: False)
+    chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(BadSetting, match=r"no more after .*experts \(step\) by cuda.*start again"):
+        give_kernels(chosen, (), CPU, one_bad)
 
 
 def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
