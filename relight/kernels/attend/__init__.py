@@ -1,6 +1,8 @@
 """Attention of each row to keys listed for it, with one more logit per head, the sink, that has no
 value. Keys are values. Knows no positions and no cache layout."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,25 @@ from relight.kernels.check import F32, FLOATS, I64, expect, expect_boundary, exp
 from relight.kernels.rows import Rows
 
 KEY_BLOCK = reference.KEY_BLOCK
+
+
+class FastAttend(Protocol):
+    """Kernels for few rows, chosen at load."""
+
+    def takes(
+        self, q: Tensor, window: Rows, entries: Rows | None, boundary: torch.dtype
+    ) -> bool: ...
+
+    def attend(
+        self,
+        q: Tensor,
+        window: Rows,
+        window_index: Tensor,
+        entries: Rows | None,
+        entry_index: Tensor | None,
+        sink: Tensor,
+        scale: float,
+    ) -> Tensor: ...
 
 
 def attend(
@@ -22,6 +43,7 @@ def attend(
     scale: float,
     family: Family,
     boundary: torch.dtype,
+    fast: FastAttend | None = None,
 ) -> Tensor:
     """q [n, H, D] -> [n, H, D] in `boundary`.
 
@@ -44,6 +66,8 @@ def attend(
         assert entry_index.shape[1] % KEY_BLOCK == 0, f"entry_index has {entry_index.shape[1]} keys"
     expect_family(family)
     expect_boundary(boundary)
+    if fast is not None and family == "step" and fast.takes(q, window, entries, boundary):
+        return fast.attend(q, window, window_index, entries, entry_index, sink, scale)
     return reference.attend(
         q, window, window_index, entries, entry_index, sink, scale, family, boundary
     )

@@ -190,3 +190,28 @@ def test_extreme_sinks_are_finite(device: str, family, sink: float) -> None:
 def test_no_rows_give_no_rows(device: str, family) -> None:
     found = Sources(device).attend(**inputs_of(0, device), family=family)
     assert found.shape == (0, HEADS, DIM)
+
+
+class Noting:
+    """Stands for kernels: takes what is packed, and notes that it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def takes(self, q, window, entries, boundary) -> bool:
+        return window.format.name == "fp8" and q.dtype == boundary
+
+    def attend(self, q, window, window_index, entries, entry_index, sink, scale) -> Tensor:
+        self.asked += 1
+        return torch.zeros_like(q)
+
+
+def test_kernels_are_asked_for_made_rows_that_they_take() -> None:
+    given, fast = inputs_of(3, "cpu"), Noting()
+    for packed, family, asked in ((True, "prefill", 0), (False, "step", 0), (True, "step", 1)):
+        sources = Sources("cpu", packed)
+        lists = (given["window_index"], sources.entries, given["entry_index"])
+        rest = (sources.sink, SCALE, family, F32, fast)
+        found = attend(given["q"], sources.window, *lists, *rest)
+        assert fast.asked == asked
+        assert bool(found.any()) != bool(asked)

@@ -1,0 +1,106 @@
+"""Sparse attention with few rows on CUDA devices: which kernels there are. Knows no layer, and not
+whether it is chosen."""
+
+from dataclasses import dataclass
+
+import torch
+
+from relight.base.formats import RowFormat, compressed_row_v41, kv_row, window_row_v41
+from relight.kernels.block import short
+from relight.kernels.build import Kernel, Macros
+from relight.kernels.forms import Form
+
+SOURCE = "attend/step.cu"
+
+KEY_BLOCK, TILE_HEADS, CHUNK = 64, 16, 64
+"""Keys, heads and dims of a block; `KEYS`, `TILE` and `CHUNK` of the source."""
+
+VALUE_THREADS = 256
+
+FORMATS = {"fp8": 0, "fp8-all": 1, "fp4-fine": 2}
+"""Of `cuda/keys.cuh`."""
+
+V4_ROW = kv_row(512, 64)
+V41_ROWS = window_row_v41(512), compressed_row_v41(512)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`dtype` is that of queries, of numerators and of results."""
+
+    heads: int
+    window: RowFormat
+    entries: RowFormat  # where there are none, as `window`
+    dtype: torch.dtype
+
+    @property
+    def dim(self) -> int:
+        return self.window.dim
+
+    @property
+    def plain(self) -> int:
+        """Dims in front of those that an "fp8" row has in bf16: dims = plain + wide and bytes =
+        plain + 2 wide."""
+        rows = (self.window, self.entries)
+        return min(2 * self.dim - r.data_bytes if r.name == "fp8" else self.dim for r in rows)
+
+    @property
+    def chunks(self) -> int:
+        return self.dim // CHUNK
+
+    @property
+    def groups(self) -> int:
+        """Of heads."""
+        return -(-self.heads // TILE_HEADS)
+
+    @property
+    def objection(self) -> str:
+        """Why there are no kernels for it; empty if there are."""
+        for rows in (self.window, self.entries):
+            if rows.name not in FORMATS:
+                return f"rows are {rows.name}"
+        if self.entries.dim != self.dim or self.dim % CHUNK or self.dim > 8 * CHUNK:
+            return f"rows have {self.dim} and {self.entries.dim} values"
+        return f"{self.plain} values are FP8" if self.plain % CHUNK else ""
+
+    def macros(self, form: Form) -> Macros:
+        bf16 = self.dtype == torch.bfloat16
+        matrix = form.bf16 and bf16
+        return (
+            ("STEP_FORM", form.number),
+            ("OPERAND", '"bf16"' if matrix else '"f16"'),
+            ("X_BF16", int(matrix)),
+            ("PDL", int(form.early)),
+            ("MATRIX", int(matrix)),
+            ("HEADS", self.heads),
+            ("DIM", self.dim),
+            ("PLAIN", self.plain),
+            ("WINDOW_FORMAT", FORMATS[self.window.name]),
+            ("ENTRY_FORMAT", FORMATS[self.entries.name]),
+            ("IN_BF16", int(bf16)),
+            ("OUT_BF16", int(bf16)),
+        )
+
+
+def scores(form: Form, shape: Shape) -> Kernel:
+    return _kernel("scores", "attend_scores", form, shape)
+
+
+def values(form: Form, shape: Shape) -> Kernel:
+    return _kernel("values", "attend_values", form, shape)
+
+
+def _kernel(what: str, entry: str, form: Form, shape: Shape) -> Kernel:
+    rows = f"{shape.window.name}+{shape.entries.name}"
+    name = f"attend {what} {shape.heads}x{shape.dim} {rows} {short(shape.dtype)}"
+    return Kernel(name, SOURCE, entry, shape.macros(form))
+
+
+def shapes(form: Form) -> list[Shape]:
+    """Those of V4-Flash and V4.1-Flash, with the boundary that official numerics have there."""
+    dtype = torch.bfloat16 if form.bf16 else torch.float32
+    return [Shape(64, V4_ROW, V4_ROW, dtype), Shape(64, *V41_ROWS, dtype)]
+
+
+def kernels(form: Form) -> list[Kernel]:
+    return [make(form, shape) for shape in shapes(form) for make in (scores, values)]
