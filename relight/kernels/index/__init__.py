@@ -2,6 +2,7 @@
 cache layout and no attention over what it selects."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,6 +14,23 @@ from relight.kernels.index.reference import Asked
 from relight.kernels.rows import Rows
 
 
+class FastIndex(Protocol):
+    """Kernels for few rows, chosen at load."""
+
+    def takes(self, q: Tensor, keys: Rows) -> bool: ...
+
+    def select(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Rows,
+        places: Tensor,
+        counts: Sequence[int],
+        visible: Tensor,
+        k: int,
+    ) -> Tensor: ...
+
+
 def select(
     q: Tensor,
     weights: Tensor,
@@ -22,6 +40,7 @@ def select(
     visible: Tensor,
     k: int,
     family: Family,
+    fast: FastIndex | None = None,
 ) -> Tensor:
     """The k best entries of each row -> [n, k] int64, ascending, -1 behind.
 
@@ -33,6 +52,8 @@ def select(
     entries places [s, E] lists.
     """
     asked = _asked(q, weights, keys, places, counts, visible, family)
+    if fast is not None and family == "step" and fast.takes(q, keys):
+        return fast.select(q, weights, keys, places, counts, visible, k)
     return reference.select(asked, k)
 
 

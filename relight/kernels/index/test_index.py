@@ -4,6 +4,7 @@ from torch import Tensor
 
 from relight.base.formats import float_row, index_row
 from relight.kernels import index, store
+from relight.kernels.index.step import MOST_ROWS, launches
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
 from relight.kernels.testing import FAMILIES, assert_bits_equal, assert_rows_invariant
@@ -168,3 +169,37 @@ def test_no_rows_give_no_lists(device: str, family) -> None:
     none = torch.zeros(1, 0, dtype=torch.int64, device=device)
     assert call(index.select, rows, keys, places_of(device), 8, family).shape == (0, 8)
     assert call(index.scores, rows, keys, none, family).shape == (0, 0)
+
+
+class Noting:
+    """Stands for kernels: takes what is packed, and notes that it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def takes(self, q, keys) -> bool:
+        return keys.format.name == "fp4"
+
+    def select(self, q, weights, keys, places, counts, visible, k) -> Tensor:
+        self.asked += 1
+        return torch.full((len(q), k), -7)
+
+
+def test_kernels_are_asked_for_made_rows_that_they_take() -> None:
+    rows, places, fast = rows_of(4, "cpu"), places_of("cpu"), Noting()
+    for packed, family, asked in ((True, "prefill", 0), (False, "step", 0), (True, "step", 1)):
+        keys = keys_of(torch.randn(3 * ENTRIES, DIM), packed)
+        found = call(index.select, rows, keys, places, 40, family, fast)
+        assert fast.asked == asked
+        assert bool((found == -7).all()) == bool(asked)
+
+
+def test_launches_cover_all_rows_and_name_their_sequences() -> None:
+    for counts in ((), (1,), (16,), (17,), (3, *[0] * 20, 1, 1, 14, 1), (1,) * 40, (0, 2, 0)):
+        owners = [number for number, count in enumerate(counts) for _ in range(count)]
+        told, begun = [], 0
+        for at, to, sequences, first in launches(counts):
+            assert at == begun < to <= at + MOST_ROWS
+            told += [first + (sequences >> 4 * row & 15) for row in range(to - at)]
+            begun = to
+        assert told == owners

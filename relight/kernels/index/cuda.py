@@ -1,0 +1,42 @@
+"""The indexer with few rows on CUDA devices: which kernels there are. Knows no layer, and not
+whether it is chosen."""
+
+from relight.kernels.build import Kernel, Macros
+from relight.kernels.forms import Form
+
+SOURCE = "index/step.cu"
+
+DIM = 128
+HEADS = (16, 32, 64)
+"""What there are kernels for; V4-Flash has 64 heads and V4.1-Flash 32."""
+
+ENTRIES = 256
+"""Of a block of `index_scores`."""
+
+SCORE_THREADS, TOP_THREADS = 256, 1024
+
+
+def scores(form: Form, heads: int) -> Kernel:
+    return Kernel(f"index scores {heads}x{DIM}", SOURCE, "index_scores", _macros(form, heads))
+
+
+def topk(form: Form) -> Kernel:
+    """What is chosen does not hang on what was scored."""
+    return Kernel("index top-k", SOURCE, "index_topk", _macros(form, HEADS[-1]))
+
+
+def _macros(form: Form, heads: int) -> Macros:
+    return (
+        ("STEP_FORM", form.number),
+        ("OPERAND", '"bf16"' if form.bf16 else '"f16"'),
+        ("X_BF16", int(form.bf16)),
+        ("PDL", int(form.early)),
+        ("MATRIX", int(form.bf16)),
+        ("HEADS", heads),
+        ("PLAIN", DIM),
+    )
+
+
+def kernels(form: Form) -> list[Kernel]:
+    """Those of V4-Flash and V4.1-Flash."""
+    return [scores(form, 64), scores(form, 32), topk(form)]

@@ -1,0 +1,160 @@
+"""The kernels of sparse attention and of the indexer, lane by lane on a processor, in each form."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relight.base.formats import RowFormat, compressed_row_v41, index_row, kv_row, window_row_v41
+from relight.kernels import index, store
+from relight.kernels.attend import attend
+from relight.kernels.attend.step import StepAttend
+from relight.kernels.canary import relative_error
+from relight.kernels.index.step import StepIndex
+from relight.kernels.quant import fp4_grid
+from relight.kernels.rows import Rows
+from relight.kernels.testing import assert_bits_equal
+from relight.kernels.toolbox import Toolbox
+from tools.emulate import emulated
+
+BF16, F32 = torch.bfloat16, torch.float32
+ROWS, HEADS, DIM, SCALE = 3, 17, 128, 0.09
+COUNT = 300
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+
+@pytest.fixture(params=["sm_70", "sm_80"])
+def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
+    torch.manual_seed(1)
+    return emulated(request.param, tmp_path)
+
+
+@pytest.fixture
+def modern(tmp_path: Path) -> Toolbox:
+    torch.manual_seed(1)
+    return emulated("sm_80", tmp_path)
+
+
+def filled(format: RowFormat, count: int = COUNT, outer: int = 1) -> Rows:
+    """Rows in two levels, which do not follow each other."""
+    rows = Rows.empty(format, count, torch.device("cpu"))
+    store.put(rows, torch.arange(count), torch.randn(count, format.dim))
+    parts = (part.view(outer, count // outer, -1) for part in (rows.data, rows.scale))
+    apart = [F.pad(part, (0, 0, 0, 16))[:, : count // outer] for part in parts]
+    return Rows(format, *apart)
+
+
+def lists(width: int) -> Tensor:
+    """With gaps, of different lengths; the last row has a block in the middle without keys."""
+    found = torch.randint(-1, COUNT, (ROWS, width))
+    found[0, width // 2 :] = -1
+    found[-1, 64:128] = -1
+    return found
+
+
+FORMATS = {
+    "V4": (kv_row(DIM, 64), kv_row(DIM, 64)),
+    "V4.1": (window_row_v41(DIM), compressed_row_v41(DIM)),
+}
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_attention_is_near_its_definition(tools: Toolbox, formats: str, dtype) -> None:
+    """More blocks of keys than warps, and heads that are no whole tiles."""
+    window, entries = (filled(format, outer=3) for format in FORMATS[formats])
+    near, far, sink = lists(128), lists(448), torch.randn(HEADS)
+    q = (2 * torch.randn(ROWS, HEADS, DIM)).to(dtype)
+    fast = StepAttend(tools)
+    assert fast.takes(q, window, entries, dtype)
+    found = fast.attend(q, window, near, entries, far, sink, SCALE)
+    wanted = attend(q, window, near, entries, far, sink, SCALE, "step", dtype)
+    assert found.dtype == dtype
+    assert relative_error(found, wanted) <= (2e-3 if dtype == BF16 else 2e-6)
+
+    alone = fast.attend(q[1:2], window, near[1:2], entries, far[1:2], sink, SCALE)
+    assert_bits_equal(alone, found[1:2], "a row alone")
+    near, far = F.pad(near, (0, 64), value=-1), F.pad(far, (0, 64), value=-1)
+    q[0, 3, 5] = float("nan")
+    beside = fast.attend(q, window, near, entries, far, sink, SCALE)
+    assert_bits_equal(beside[1:], found[1:], "beside a row of NaN, and with blocks of no keys")
+    assert bool(beside[0, 3].isnan().all())
+
+
+def test_a_nan_reaches_only_rows_that_list_it(tools: Toolbox) -> None:
+    dtype = BF16 if tools.form.bf16 else F32
+    window, sink = filled(kv_row(DIM, 64)), torch.randn(HEADS)
+    near = torch.randint(0, COUNT // 2, (ROWS, 64)) * 2
+    q = torch.randn(ROWS, HEADS, DIM).to(dtype)
+    fast = StepAttend(tools)
+    wanted = fast.attend(q, window, near, None, None, sink, SCALE)
+    odd = torch.arange(1, COUNT, 2)
+    store.put(window, odd, torch.full((len(odd), DIM), float("nan")))
+    assert_bits_equal(fast.attend(q, window, near, None, None, sink, SCALE), wanted)
+    near[1, 7] = 1
+    found = fast.attend(q, window, near, None, None, sink, SCALE)
+    assert_bits_equal(found[[0, 2]], wanted[[0, 2]])
+    assert bool(found[1].isnan().any(-1).all())
+
+
+def test_a_row_without_keys_is_zero(tools: Toolbox) -> None:
+    window, none = filled(kv_row(DIM, 64)), torch.full((ROWS, 64), -1)
+    q = torch.randn(ROWS, HEADS, DIM)
+    fast = StepAttend(tools)
+    found = fast.attend(q, window, none, window, none, torch.randn(HEADS), SCALE)
+    assert_bits_equal(found, torch.zeros_like(q))
+    empty = fast.attend(q[:0], window, none[:0], None, None, torch.randn(HEADS), SCALE)
+    assert empty.shape == (0, HEADS, DIM)
+
+
+ENTRIES, K = 700, 40
+
+
+def asked(heads: int, counts: tuple[int, ...]) -> dict:
+    rows, sequences = sum(counts), len(counts)
+    return {
+        "q": fp4_grid(torch.randn(rows, heads, 128)),
+        "weights": torch.randn(rows, heads),
+        "keys": filled(index_row(128), 900, outer=3),
+        "places": torch.randint(0, 900, (sequences, ENTRIES)),
+        "counts": counts,
+        "visible": torch.tensor([ENTRIES, 41, 40, 511, 3, 0, 257])[:rows],
+    }
+
+
+@pytest.mark.parametrize("heads", [16, 64])
+def test_scores_have_the_bits_of_the_definition(tools: Toolbox, heads: int) -> None:
+    given = asked(heads, (2, 0, 1, 1))
+    fast = StepIndex(tools)
+    assert fast.takes(given["q"], given["keys"])
+    found, wanted = fast.scores(**given), index.scores(**given, family="step")
+    seen = torch.arange(ENTRIES) < given["visible"].unsqueeze(1)
+    assert_bits_equal(found[seen], wanted[seen])
+
+
+def test_the_best_entries_are_those_of_the_definition(modern: Toolbox) -> None:
+    given = asked(16, (2, 0, 1, 1, 2, 1))
+    fast = StepIndex(modern)
+    found = fast.select(**given, k=K)
+    assert torch.equal(found, index.select(**given, k=K, family="step"))
+    alone = {**given, "counts": (1,), "places": given["places"][2:3]}
+    alone |= {name: given[name][2:3] for name in ("q", "weights", "visible")}
+    assert torch.equal(fast.select(**alone, k=K), found[2:3])
+
+
+def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
+    """Keys repeat, and a head of no weight makes zeros of either sign."""
+    given = asked(16, (1, 1, 1))
+    given["places"] = given["places"] % 7
+    given["weights"][1] *= 0.0
+    given["visible"] = torch.tensor([ENTRIES, ENTRIES, 300])
+    found = StepIndex(modern).select(**given, k=K)
+    assert torch.equal(found, index.select(**given, k=K, family="step"))
+    assert torch.equal(found[1], torch.arange(K))
