@@ -171,7 +171,7 @@ class Audit:
             "model's own",
             "approximate",
             f"of {len(pairs)} answers of {self.tokens} tokens behind prompts of {lengths[0]} to "
-            f"{lengths[-1]}, {same} are equal to those of replay exact, {first} in the first token",
+            f"{lengths[-1]}, equal to those of replay exact: {same}, in the first token {first}",
         )
 
     def _batch(self) -> Promise:

@@ -45,6 +45,8 @@ async def lose(folder: Path, shard: str, engram: str) -> tuple[list[int], Ending
         os.truncate(folder / shard, (folder / shard).stat().st_size // 2)
         cut = await asyncio.wait_for(answer, 120)
         assert client.state() == ("dead" if engram == "device" else "idle")
+        reads = (await client.stats()).tables  # what a scrape would show
+        assert (reads.rows > 0, reads.errors) == ((False, 0) if engram == "device" else (True, 1))
         return sound, cut
     finally:
         await client.aclose()
