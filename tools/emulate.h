@@ -1,21 +1,17 @@
 // A block on a processor: lanes meet where lanes of a device meet. For tests of kernels without a device; the
 // layouts of matrix fragments are those of the PTX ISA, "Matrix Fragments for mma". Knows no kernel.
+// Few headers: they are most of what compiling a kernel takes.
+#include <math.h>
 #include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <type_traits>
 #include <utility>
-#include <vector>
-using std::max;
-using std::min;
+template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
+template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
 struct uint4 { unsigned x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct Place { int x, y, z; };
@@ -36,7 +32,8 @@ static jmp_buf lanes_at[MOST], ended;
 static bool begun[MOST], done[MOST];
 static int current, lanes_in_all;
 static long waits_in_vain;
-static std::function<void()> body;
+static void (*body)(void*);  // what each lane does, of `work`
+static void* work;
 static void go_on() {  // leaves the lane that runs for the next one that is not done
   for (int i = 1; i <= lanes_in_all; i++) {
     const int next = (current + i) % lanes_in_all;
@@ -153,7 +150,11 @@ inline void m8n8k4(float* c, unsigned a0, unsigned a1, unsigned b0, unsigned b1)
   __syncwarp();
 }
 
-inline void run(int columns, int rows, int threads, std::function<void()> kernel) {
+template <class F> struct Grid {
+  int columns, rows;
+  F kernel;
+};
+template <class F> void run(int columns, int rows, int threads, F kernel) {
   using namespace turns;
   blockDim = {threads, 1, 1};
   gridDim = {columns, rows, 1};
@@ -161,24 +162,28 @@ inline void run(int columns, int rows, int threads, std::function<void()> kernel
   block = {threads, 0, 0};
   lanes_in_all = threads;
   waits_in_vain = 0;
-  body = [=] {
-    for (int y = 0; y < rows; y++)
-      for (int x = 0; x < columns; x++) {
+  Grid<F> grid = {columns, rows, kernel};
+  work = &grid;
+  body = [](void* given) {
+    const Grid<F>& grid = *(const Grid<F>*)given;
+    for (int y = 0; y < grid.rows; y++)
+      for (int x = 0; x < grid.columns; x++) {
         blockIdx = {x, y, 0};
-        kernel();
+        grid.kernel();
         __syncthreads();
       }
   };
-  std::unique_ptr<char[]> stacks(new char[(size_t)threads * STACK]);
+  char* stacks = (char*)malloc((size_t)threads * STACK);
   for (int t = 0; t < threads; t++) {
     begun[t] = done[t] = false;
     getcontext(&fresh[t]);
-    fresh[t].uc_stack.ss_sp = stacks.get() + (size_t)t * STACK;
+    fresh[t].uc_stack.ss_sp = stacks + (size_t)t * STACK;
     fresh[t].uc_stack.ss_size = STACK;
-    makecontext(&fresh[t], [] { body(); done[current] = true; go_on(); }, 0);
+    makecontext(&fresh[t], [] { body(work); done[current] = true; go_on(); }, 0);
   }
   current = threads - 1;
   if (!_setjmp(ended)) go_on();
+  free(stacks);
 }
 
 // A kernel with arguments that lie at `given`, as a driver takes them; false where it takes others.
