@@ -1,12 +1,14 @@
 """All kernels that there are to build for a device. Knows no argument of any."""
 
 from relight.kernels import vectors
+from relight.kernels.attend import cuda as attend
 from relight.kernels.build import Kernel
 from relight.kernels.compress import cuda as compress
 from relight.kernels.experts import cuda as experts
 from relight.kernels.experts import shared
 from relight.kernels.forms import Form, form_of
 from relight.kernels.hyper import cuda as hyper
+from relight.kernels.index import cuda as index
 from relight.kernels.linear import cuda as linear
 from relight.kernels.route import cuda as route
 from relight.kernels.sample import cuda as sample
@@ -19,7 +21,7 @@ ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 def kernels(arch: str) -> list[Kernel]:
     """Of sm_NN or compute_NN, the shapes of V4-Flash."""
     form = form_of(arch)
-    ops = (linear, experts, shared, hyper, vectors, compress, route, sample)
+    ops = (linear, experts, shared, attend, index, hyper, vectors, compress, route, sample)
     return [*(kernel for op in ops for kernel in op.kernels(form)), *_small(form)]
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the ops' tests: every device, and the golden vectors of single ops."""
+"""Fixtures of the ops' tests: every device, its kernels, and the golden vectors of single ops."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from relight.kernels.cuda_tools import ALL, supported, toolbox
 from relight.kernels.testing import devices
+from relight.kernels.toolbox import Toolbox
 
 VECTORS = Path(__file__).parents[2] / "tests" / "golden" / "ops" / "ops.safetensors"
 
@@ -38,3 +40,15 @@ def vectors(device: str) -> Vectors:
         return (tensor.view(torch.uint8) if packed else tensor).to(device)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def device_tools() -> Toolbox:
+    """The kernels of the CUDA device that torch has current."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    heard: list[str] = []
+    there = supported(torch.device("cuda"), heard.append)
+    if not there.issuperset(ALL):
+        pytest.skip(f"needs {', '.join(sorted(set(ALL) - there))}: {'; '.join(heard)}")
+    return toolbox(torch.device("cuda", torch.cuda.current_device()), heard.append)

@@ -27,7 +27,9 @@ HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE = (
     Variant(op, "step", "cuda", ALL)
     for op in ("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample")
 )
-VARIANTS = (LINEAR, EXPERTS, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE)
+ATTEND, INDEX = (Variant(op, "step", "cuda", ALL) for op in ("attend", "index"))
+SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE)
+VARIANTS = (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
 
 Tell = Callable[[str], None]
 

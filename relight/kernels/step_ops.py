@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from relight.kernels.attend.step import StepAttend
 from relight.kernels.compress.step import StepCompress
 from relight.kernels.experts.shared import StepShared
 from relight.kernels.hyper.step import StepHyper
+from relight.kernels.index.step import StepIndex
 from relight.kernels.route.step import StepRoute
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
@@ -22,6 +24,8 @@ class StepOps:
     route: StepRoute | None = None
     shared: StepShared | None = None
     sample: StepSample | None = None
+    attend: StepAttend | None = None
+    index: StepIndex | None = None
 
 
 NO_KERNELS = StepOps()
@@ -37,4 +41,6 @@ def step_ops(tools: Toolbox, selection: Selection) -> StepOps:
         route=StepRoute(tools) if "route" in chosen else None,
         shared=StepShared(tools) if "experts" in chosen else None,
         sample=StepSample(tools) if "sample" in chosen else None,
+        attend=StepAttend(tools) if "attend" in chosen else None,
+        index=StepIndex(tools) if "index" in chosen else None,
     )

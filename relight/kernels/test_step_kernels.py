@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relight.kernels.canary import Trial, check, relative_error
 from relight.kernels.codec import fp8_quantise
-from relight.kernels.cuda_tools import ALL, VARIANTS, supported, toolbox
+from relight.kernels.cuda_tools import VARIANTS
 from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
@@ -22,17 +22,11 @@ WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40)
 
 
 @pytest.fixture(scope="module")
-def tools() -> Toolbox:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    heard: list[str] = []
-    there = supported(torch.device("cuda"), heard.append)
-    if not there.issuperset(ALL):
-        pytest.skip(f"needs {', '.join(sorted(set(ALL) - there))}: {'; '.join(heard)}")
-    return toolbox(torch.device("cuda", torch.cuda.current_device()), heard.append)
+def tools(device_tools: Toolbox) -> Toolbox:
+    return device_tools
 
 
-@pytest.fixture(scope="module", params=range(20))
+@pytest.fixture(scope="module", params=range(28))
 def trial(request: pytest.FixtureRequest, tools: Toolbox) -> Trial:
     torch.manual_seed(request.param)
     some = trials(tools, torch.device("cuda"))

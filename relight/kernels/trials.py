@@ -18,6 +18,7 @@ from relight.kernels.linear import grouped, linear
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_small import small_trials
+from relight.kernels.trials_sparse import sparse_trials
 
 TO_F32, TO_BF16 = 2e-6, 2e-3
 EXPERTS_TOLERANCE = 5e-3
@@ -135,4 +136,4 @@ def experts_trial(tools: Toolbox, device: torch.device, count: int = 8, slots: i
 def trials(tools: Toolbox, device: torch.device) -> list[Trial]:
     """Those of the canary."""
     products = [*linear_trials(tools, device), experts_trial(tools, device)]
-    return [*products, *small_trials(tools, device)]
+    return [*products, *sparse_trials(tools, device), *small_trials(tools, device)]

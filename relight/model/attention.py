@@ -76,6 +76,7 @@ class Attention:
         self.weights = weights
         self.numerics = numerics
         self.boundary = boundary
+        self.ops = ops
         theta, scaling = config.rope_theta, None
         if layer.ratio:
             theta, scaling = config.compress_rope_theta, config.rope_scaling
@@ -112,6 +113,7 @@ class Attention:
             self.config.head_dim**-0.5,
             segment.family,
             self.boundary,
+            self.ops.attend,
         )
         out = self.vectors.rotate(out, segment, inverse=True)
         groups = self.config.o_groups
@@ -196,6 +198,7 @@ class Attention:
             entries.visible,
             config.index_topk,
             segment.family,
+            self.ops.index,
         )
 
     def _linear(self, x: Tensor, weight: Weight, segment: Segment) -> Tensor:

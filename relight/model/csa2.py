@@ -73,6 +73,7 @@ class Csa2(Attention):
             c.head_dim**-0.5,
             segment.family,
             self.boundary,
+            self.ops.attend,
         )
         out = self.vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)
@@ -155,7 +156,7 @@ class Csa2(Attention):
         weights = (weights * (c.index_dim * c.index_heads) ** -0.5).float()
         asked = (q.float(), weights, state.keys, entries.places, segment.counts, entries.visible)
         if self.layer.index < blocks.source:
-            return index.select(*asked, c.index_topk, segment.family)
+            return index.select(*asked, c.index_topk, segment.family, self.ops.index)
         if self.layer.index == blocks.source:
             chosen, shared.candidates = index.select_and_publish(
                 *asked, c.index_topk, blocks.block_size, blocks.topk_blocks, segment.family
