@@ -40,6 +40,7 @@ from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
 from tools.small_kernels import pairs
 from tools.sources import sources_hash
+from tools.step_sparse import cases
 
 BF16 = torch.bfloat16
 WIDTHS = (1, 6, 8, 16)
@@ -212,6 +213,16 @@ def small(bench: Bench) -> list[dict[str, object]]:
     return found
 
 
+def sparse(bench: Bench) -> list[dict[str, object]]:
+    """Attention and indexer."""
+    found = []
+    for case in cases(bench.tools, bench.device):
+        read = stream_us(bench.tools, bench.device, case.nbytes)
+        us = graph_us(case.runs)
+        found.append(line_of(bench, case.name, case.rows, case.nbytes, us, read))
+    return found
+
+
 def drawn(rows: int, device: torch.device) -> Tensor:
     some = [torch.randperm(EXPERTS)[:SLOTS].sort().values for _ in range(rows)]
     return torch.stack(some).to(device)
@@ -278,7 +289,7 @@ def main() -> None:
         read = stream_us(tools, device, 2**30, 1)
         bench = Bench(device, tools, 2**30 / read * 1e6)
         result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
-        for part in (linears, grouped, head, routed, small):
+        for part in (sparse, linears, grouped, head, routed, small):
             if time.monotonic() > deadline:
                 say(f"no time was left for {part.__name__}")
                 continue
