@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ from relight.engine.drafting import (
     choose_drafting,
     drafting_notes,
 )
-from relight.engine.fast import chosen_kernels, give_kernels
+from relight.engine.fast import bind_kernels, chosen_kernels, give_kernels
 from relight.engine.graphs import shapes
 from relight.engine.guides import Guides
 from relight.engine.loop import Loop
@@ -104,7 +105,10 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         num_records=fitted.num_records,
         draft=drafting is not None,
     )
-    proposer = build_proposer(model, drafting, weights, pool, numerics) if drafting else None
+    proposer = None
+    if drafting:
+        bind = partial(bind_kernels, kernels, selection)
+        proposer = build_proposer(model, drafting, weights, pool, numerics, bind)
     runner = Runner(
         network(config, weights, numerics),
         pool,

@@ -3,7 +3,7 @@
 Without speculation no tensor of a draft is read, and no ring kept for one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from relight.engine.speculate import Speculation
 from relight.model.draft import Draft
 from relight.model.network import AnyWeights
 from relight.model.state import draft_rings
-from relight.model.weights_draft import load_draft
+from relight.model.weights_draft import DraftWeights, load_draft
 from relight.text.sections import section_tokens
 
 
@@ -57,14 +57,16 @@ def build_proposer(
     backbone: AnyWeights,
     pool: Pool,
     numerics: Numerics,
+    bind: Callable[[DraftWeights], DraftWeights],
 ) -> DraftProposer:
-    """Reads the draft's weights. The trained block is run whole, and cut to what is asked for; a
-    longer one is one block of more rows, never a second block. Raises `BadCheckpoint`."""
+    """Reads the draft's weights, and has kernels given to them by `bind`. The trained block is run
+    whole, and cut to what is asked for; a longer one is one block of more rows, never a second
+    block. Raises `BadCheckpoint`."""
     config = model.config
-    weights = load_draft(model, pool.device)
+    weights = bind(load_draft(model, pool.device))
     size = max(drafting.depth, config.draft.block_size)
     config = replace(config, draft=replace(config.draft, block_size=size))
-    draft = Draft(config, weights, backbone.embed, backbone.head, numerics)
+    draft = Draft(config, weights, backbone.embed, backbone.head, numerics, backbone.ops)
     return DraftProposer(draft, draft_rings(config, pool))
 
 

@@ -65,11 +65,7 @@ def give_kernels(
         )
     for text in refused:
         log.warning("a kernel is refused, its op runs the torch definition: %s", text)
-    binder = Binder(
-        StepLinear(tools) if LINEAR in selection.chosen else None,
-        StepExperts(tools) if EXPERTS in selection.chosen else None,
-        step_ops(tools, selection),
-    )
+    binder = _binder(tools, selection)
     bound: Tree = binder.bind(weights)
     taken = [f"{count} weights of {op}" for op, count in binder.bound.taken.items()]
     left = [f"{count} of {reason}" for reason, count in binder.bound.left.items()]
@@ -77,3 +73,19 @@ def give_kernels(
     if left:
         notes.append(f"weights that stay with the torch definition: {'; '.join(left)}")
     return bound, selection, (*refused, *notes)
+
+
+def bind_kernels(chosen: Chosen, selection: Selection, weights: Tree) -> Tree:
+    """Further weights with the kernels that have passed their trials."""
+    if chosen.tools is None:
+        return weights
+    bound: Tree = _binder(chosen.tools, selection).bind(weights)
+    return bound
+
+
+def _binder(tools: Toolbox, selection: Selection) -> Binder:
+    return Binder(
+        StepLinear(tools) if LINEAR in selection.chosen else None,
+        StepExperts(tools) if EXPERTS in selection.chosen else None,
+        step_ops(tools, selection),
+    )

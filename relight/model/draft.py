@@ -20,6 +20,7 @@ from relight.kernels.codec import DenseWeight
 from relight.kernels.linear import grouped, linear
 from relight.kernels.norm import rms_norm
 from relight.kernels.rows import Rows
+from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.addresses import NO_KEY, pad_keys, ring_addresses
 from relight.model.attention import Attention
 from relight.model.inputs import Segment
@@ -57,7 +58,7 @@ class Seen:
 
 
 class Draft:
-    """The draft of one model. `embed` and `head` are the backbone's."""
+    """The draft of one model. `embed`, `head` and `ops` are the backbone's."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Draft:
         embed: Tensor,
         head: DenseWeight,
         numerics: Numerics,
+        ops: StepOps = NO_KERNELS,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -79,7 +81,7 @@ class Draft:
             experts_per_token=config.draft_experts_per_token,
         )
         self.stages = tuple(
-            Stage(inner, number, stage, numerics, self.boundary)
+            Stage(inner, number, stage, numerics, self.boundary, ops)
             for number, stage in enumerate(weights.stages)
         )
 
@@ -179,12 +181,13 @@ class Stage(Attention):
         weights: StageWeights,
         numerics: Numerics,
         boundary: torch.dtype,
+        ops: StepOps,
     ) -> None:
         layer = LayerSpec(number, "sliding", 0, "bias")
-        super().__init__(config, layer, weights.attention, numerics, boundary)
+        super().__init__(config, layer, weights.attention, numerics, boundary, ops)
         self.stage = weights
-        self.moe = Moe(config, weights.ffn, numerics, boundary)
-        self.mhc = Mhc(config, boundary)
+        self.moe = Moe(config, weights.ffn, numerics, boundary, ops)
+        self.mhc = Mhc(config, boundary, ops)
 
     def row(self, x: Tensor, segment: Segment) -> Tensor:
         """The window rows [rows, K] of x [rows, D], not rounded."""
@@ -197,13 +200,14 @@ class Stage(Attention):
     ) -> tuple[Tensor, Tensor]:
         """streams [rows, hc, D] and, for V4.1, how to read them -> both for the next stage."""
         w, deferred = self.stage, self.config.generation == "v4.1"
-        mix = self.mhc.mix(streams, w.hyper_attention, segment)
-        x = self.mhc.read(streams, pre if deferred else mix.pre, w.attention_norm)
+        reading = pre if deferred else None
+        mix, x = self.mhc.mix_and_read(
+            streams, w.hyper_attention, w.attention_norm, segment, reading
+        )
         out = self._attend(x, segment, ring, seen)
         streams = self.mhc.spread(out, streams, mix)
-        pre = mix.pre
-        mix = self.mhc.mix(streams, w.hyper_ffn, segment)
-        x = self.mhc.read(streams, pre if deferred else mix.pre, w.ffn_norm)
+        reading = mix.pre if deferred else None
+        mix, x = self.mhc.mix_and_read(streams, w.hyper_ffn, w.ffn_norm, segment, reading)
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix), mix.pre
 

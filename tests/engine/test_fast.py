@@ -39,6 +39,15 @@ def test_the_reference_asks_for_nothing() -> None:
     assert (selection, notes) == (Selection(), ())
 
 
+def test_further_weights_get_the_kernels_that_passed() -> None:
+    """Those of a draft."""
+    weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)),)
+    chosen = Chosen(Selection((LINEAR,)), SimpleNamespace())  # type: ignore[arg-type]
+    assert fast.bind_kernels(chosen, chosen.selection, weights)[0].fast is not None
+    assert fast.bind_kernels(chosen, Selection(), weights)[0].fast is None
+    assert fast.bind_kernels(Chosen(Selection(), None), Selection(), weights) is weights
+
+
 def one_bad(tools: object, device: torch.device) -> list[Trial]:
     def trial(variant, kernel) -> Trial:
         return Trial(variant, "toy", lambda: torch.ones(2, 3), kernel, lambda x: x + 1, 1e-6)
