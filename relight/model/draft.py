@@ -213,18 +213,15 @@ class Stage(Attention):
 
     def _attend(self, x: Tensor, segment: Segment, ring: Rows, seen: Seen) -> Tensor:
         """To kept rows and all rows of the own block. V4 norms queries head by head."""
-        w, c = self.weights, self.config
-        low_rank = rms_norm(
-            self._linear(x, w.wq_a, segment), w.q_norm, c.rms_norm_eps, self.boundary
-        )
+        w, c, vectors = self.weights, self.config, self.vectors
+        low_rank = vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
         q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
-        if c.generation == "v4":
-            q = rms_norm(q, None, c.rms_norm_eps, self.boundary)
+        q = (vectors.queries if c.generation == "v4" else vectors.rotate)(q, segment)
         scratch = Rows.empty(ring.format, seen.kept.shape[0] + seen.own.shape[0], x.device)
         store.copy(ring, seen.rings, scratch, seen.kept)
-        store.put(scratch, seen.own, self.row(x, segment))
+        vectors.keep(self._linear(x, w.wkv, segment), w.kv_norm, segment, scratch, seen.own)
         out = attend(
-            self._rotate(q, segment.positions),
+            q,
             scratch,
             seen.keys,
             None,
@@ -233,8 +230,9 @@ class Stage(Attention):
             c.head_dim**-0.5,
             segment.family,
             self.boundary,
+            self.ops.attend,
         )
-        out = self._rotate(out, segment.positions, inverse=True)
+        out = vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)
         out = grouped(out, w.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), w.wo_b, segment)
