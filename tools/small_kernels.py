@@ -149,8 +149,9 @@ def _compressor(
 
     def definition() -> None:
         ring[:, 0] = torch.cat([values, gates + ape[last % ratio]], dim=1)
-        picked = ring[:, :members, :dim], ring[:, :members, dim : 2 * dim]
-        entry = pool(*(part.contiguous() for part in picked), norm, EPS, BF16)
+        picked = ring[:, :members, :dim].contiguous()
+        weighed_by = ring[:, :members, dim : 2 * dim].contiguous()
+        entry = pool(picked, weighed_by, norm, EPS, BF16)
         entry = rotate(entry, last // ratio * ratio, turn, boundary=BF16)
         if stored.name == "fp4":
             entry = hadamard(entry, BF16)
