@@ -10,6 +10,7 @@ from relight.kernels import index, store
 from relight.kernels.attend import attend, cuda
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
+from relight.kernels.index import candidates as two_level
 from relight.kernels.index import reference
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
@@ -156,3 +157,24 @@ def test_a_recorded_graph_follows_lengths_and_lists(device_tools: Toolbox) -> No
             graph.replay()
             stream.synchronize()
             assert_bits_equal(found, wanted, f"{seen} entries seen")
+
+
+def test_two_levels_are_the_best_by_the_kernels_own_scores(device_tools: Toolbox) -> None:
+    given, fast = asked((3, 1, 2), 40_000, heads=32), StepIndex(device_tools)
+    given["visible"] = torch.tensor([40_000, 16_390, 16_384, 513, 512, 5], device=DEVICE)
+    seen = torch.arange(40_000, device=DEVICE) < given["visible"].unsqueeze(1)
+    scores = fast.scores(**given).masked_fill(~seen, float("-inf"))
+    best, blocks = fast.select_and_publish(**given, k=512, size=8, blocks=2048)
+    few = (given["visible"] <= 512).unsqueeze(1)
+    assert torch.equal(best[~few.squeeze(1)], reference.best(512, scores)[~few.squeeze(1)])
+    every = (given["visible"] + 7) // 8
+    simple, worth = reference.first(2048, every), two_level.worth(scores, given["visible"], 8)
+    wanted = torch.where((every > 2048).unsqueeze(1), reference.best(2048, worth), simple)
+    assert torch.equal(blocks, wanted)
+    listed = (blocks.unsqueeze(2) * 8 + torch.arange(8, device=DEVICE)).flatten(1)
+    inside = torch.zeros(6, 40_001, dtype=torch.bool, device=DEVICE)
+    inside.scatter_(1, torch.where(listed >= 0, listed, 40_000).clamp(max=40_000), True)
+    wanted = reference.best(512, scores.masked_fill(~inside[:, :-1], float("-inf")))
+    wanted = torch.where(few, reference.first(512, given["visible"]), wanted)
+    found = fast.select_within(**given, candidates=blocks, k=512, size=8)
+    assert torch.equal(found, wanted)

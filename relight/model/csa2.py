@@ -17,7 +17,6 @@ from relight.kernels import index, store
 from relight.kernels.attend import attend
 from relight.kernels.linear import grouped
 from relight.kernels.norm import rms_norm
-from relight.kernels.quant import fp4_grid
 from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.addresses import EntryAddresses, chosen_entries
 from relight.model.attention import Addresses, Attention
@@ -149,9 +148,10 @@ class Csa2(Attention):
         assert blocks is not None
         assert state.keys is not None
         q = self._linear(low_rank, queries.wq_b, segment).view(-1, c.index_heads, c.index_dim)
-        q = self.vectors.rotate(q, segment)
         if self.numerics.quantised:
-            q = fp4_grid(q)
+            q = self.vectors.index_queries(q, segment, turned=False)
+        else:
+            q = self.vectors.rotate(q, segment)
         weights = self._linear(x, queries.weights_proj, segment)
         weights = (weights * (c.index_dim * c.index_heads) ** -0.5).float()
         asked = (q.float(), weights, state.keys, entries.places, segment.counts, entries.visible)
@@ -159,10 +159,20 @@ class Csa2(Attention):
             return index.select(*asked, c.index_topk, segment.family, self.ops.index)
         if self.layer.index == blocks.source:
             chosen, shared.candidates = index.select_and_publish(
-                *asked, c.index_topk, blocks.block_size, blocks.topk_blocks, segment.family
+                *asked,
+                c.index_topk,
+                blocks.block_size,
+                blocks.topk_blocks,
+                segment.family,
+                self.ops.index,
             )
             return chosen
         assert shared.candidates is not None
         return index.select_within(
-            *asked, shared.candidates, c.index_topk, blocks.block_size, segment.family
+            *asked,
+            shared.candidates,
+            c.index_topk,
+            blocks.block_size,
+            segment.family,
+            self.ops.index,
         )

@@ -158,3 +158,16 @@ def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
     found = StepIndex(modern).select(**given, k=K)
     assert torch.equal(found, index.select(**given, k=K, family="step"))
     assert torch.equal(found[1], torch.arange(K))
+
+
+def test_two_levels_choose_what_the_definition_chooses(modern: Toolbox) -> None:
+    """Rows that see few entries or few blocks, and one whose newest block is not whole."""
+    given = asked(16, (2, 0, 1, 1, 2, 1))
+    size, blocks, fast = 8, 6, StepIndex(modern)
+    best, published = fast.select_and_publish(**given, k=K, size=size, blocks=blocks)
+    wanted = index.select_and_publish(**given, k=K, size=size, blocks=blocks, family="step")
+    assert torch.equal(best, wanted[0])
+    assert torch.equal(published, wanted[1])
+    chosen = {**given, "candidates": published, "k": K, "size": size}
+    found = fast.select_within(**chosen)
+    assert torch.equal(found, index.select_within(**chosen, family="step"))

@@ -30,6 +30,32 @@ class FastIndex(Protocol):
         k: int,
     ) -> Tensor: ...
 
+    def select_and_publish(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Rows,
+        places: Tensor,
+        counts: Sequence[int],
+        visible: Tensor,
+        k: int,
+        size: int,
+        blocks: int,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def select_within(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Rows,
+        places: Tensor,
+        counts: Sequence[int],
+        visible: Tensor,
+        candidates: Tensor,
+        k: int,
+        size: int,
+    ) -> Tensor: ...
+
 
 def select(
     q: Tensor,
@@ -81,6 +107,7 @@ def select_and_publish(
     size: int,
     blocks: int,
     family: Family,
+    fast: FastIndex | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `select` gives, and the best blocks of `size` entries of each row -> [n, blocks] int64,
     ascending, -1 behind.
@@ -89,6 +116,9 @@ def select_and_publish(
     them. Ties go to the lowest block. A row that sees at most `blocks` blocks gets all of them.
     """
     asked = _asked(q, weights, keys, places, counts, visible, family)
+    if fast is not None and family == "step" and fast.takes(q, keys):
+        given = (q, weights, keys, places, counts, visible)
+        return fast.select_and_publish(*given, k, size, blocks)
     return two_level.select_and_publish(asked, k, size, blocks)
 
 
@@ -103,12 +133,16 @@ def select_within(
     k: int,
     size: int,
     family: Family,
+    fast: FastIndex | None = None,
 ) -> Tensor:
     """The k best entries of each row that lie in its `candidates` [n, blocks] int64, which are
     blocks of `size` entries (-1: none) -> [n, k] as of `select`. A row that sees at most k gets all
     of them."""
     asked = _asked(q, weights, keys, places, counts, visible, family)
     expect(candidates, "candidates", (q.shape[0], None), I64)
+    if fast is not None and family == "step" and fast.takes(q, keys):
+        given = (q, weights, keys, places, counts, visible)
+        return fast.select_within(*given, candidates, k, size)
     return two_level.select_within(asked, candidates, k, size)
 
 

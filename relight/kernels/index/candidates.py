@@ -16,7 +16,7 @@ from relight.kernels.peek import most
 
 def select_and_publish(asked: Asked, k: int, size: int, blocks: int) -> tuple[Tensor, Tensor]:
     def reduce(scores: Tensor, seen: Tensor) -> Tensor:
-        return torch.cat([best(k, scores), best(blocks, _worth(scores, seen, size))], dim=1)
+        return torch.cat([best(k, scores), best(blocks, worth(scores, seen, size))], dim=1)
 
     visible = asked.visible
     every = -(-visible // size)  # blocks that a row sees
@@ -56,10 +56,10 @@ def _where_needed(
     return torch.cat(parts) if parts else simple
 
 
-def _worth(scores: Tensor, seen: Tensor, size: int) -> Tensor:
+def worth(scores: Tensor, seen: Tensor, size: int) -> Tensor:
     """A block is worth its best entry, the one of the newest entry more than any other."""
     padded = F.pad(scores, (0, -scores.shape[1] % size), value=HIDDEN)
-    worth = padded.unflatten(1, (-1, size)).amax(2)
+    most = padded.unflatten(1, (-1, size)).amax(2)
     newest = (seen - 1).div(size, rounding_mode="floor").unsqueeze(1)
-    is_newest = torch.arange(worth.shape[1], device=seen.device) == newest
-    return torch.where(is_newest, torch.inf, worth)
+    is_newest = torch.arange(most.shape[1], device=seen.device) == newest
+    return torch.where(is_newest, torch.inf, most)

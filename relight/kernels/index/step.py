@@ -7,6 +7,8 @@ from torch import Tensor
 
 from relight.kernels.block import in_place
 from relight.kernels.index import cuda
+from relight.kernels.index.candidates import worth
+from relight.kernels.index.reference import HIDDEN, first
 from relight.kernels.launch import Long
 from relight.kernels.rows import Rows
 from relight.kernels.sources import readable, source
@@ -20,8 +22,8 @@ EVERY = -1
 
 
 class StepIndex:
-    """The step family of `select`, of keys in FP4: two launches for each sixteen rows. Scratch is 4
-    bytes an entry and row of a launch, 16 * E * 4 B at most."""
+    """The step family of `select` and its kin, of keys in FP4: two launches for each sixteen rows.
+    Scratch is 4 bytes an entry and row of a launch, 16 * E * 4 B at most; to publish, a row."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -48,17 +50,65 @@ class StepIndex:
         k: int,
     ) -> Tensor:
         """As `index.select` -> [n, k]."""
-        n, entries = len(q), places.shape[1]
+        n, entries, places = len(q), places.shape[1], places.contiguous()
         best = torch.empty((n, k), dtype=torch.int64, device=q.device)
         scratch = q.new_empty((min(n, MOST_ROWS), entries))
-        launch = self._tools.load(cuda.topk(self._tools.form), cuda.TOP_THREADS)
-        for at, to, sequences, first in launches(counts):
+        for at, to, sequences, own in launches(counts):
             seen = visible[at:to]
             if entries > k:  # else all rows take the shortcut
-                given = (q[at:to], weights[at:to], keys, places[first:], seen)
+                given = (q[at:to], weights[at:to], keys, places[own:], seen)
                 self._score(*given, sequences, k, scratch)
-            launch((to - at, 1), scratch, seen, entries, k, best[at:to])
+            self._choose(scratch, seen, best[at:to])
         return best
+
+    def select_and_publish(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Rows,
+        places: Tensor,
+        counts: Sequence[int],
+        visible: Tensor,
+        k: int,
+        size: int,
+        blocks: int,
+    ) -> tuple[Tensor, Tensor]:
+        """As `index.select_and_publish` -> [n, k] and [n, blocks]. No row takes the shortcut: a
+        block's worth is asked for however few entries there are."""
+        found = self.scores(q, weights, keys, places, counts, visible)
+        listed = torch.arange(found.shape[1], device=found.device)
+        found.masked_fill_(listed >= visible.unsqueeze(1), HIDDEN)
+        best = visible.new_empty((len(q), k))
+        self._choose(found, visible, best)
+        published = visible.new_empty((len(q), blocks))
+        every = (visible + size - 1).div(size, rounding_mode="floor")
+        self._choose(worth(found, visible, size), every, published)
+        return best, published
+
+    def select_within(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Rows,
+        places: Tensor,
+        counts: Sequence[int],
+        visible: Tensor,
+        candidates: Tensor,
+        k: int,
+        size: int,
+    ) -> Tensor:
+        """As `index.select_within` -> [n, k]: what a row sees of its candidates, which ascend, is a
+        list of entries to select from, and nothing else is scored."""
+        listed = candidates.unsqueeze(2) * size + torch.arange(size, device=q.device)
+        listed = listed.flatten(1)
+        inside = (listed >= 0) & (listed < visible.unsqueeze(1))
+        at = torch.where(inside, listed, 0)
+        rows = zip(places, at.split(list(counts)), strict=True)
+        own = torch.cat([line.expand(len(some), -1).gather(1, some) for line, some in rows])
+        seen = inside.sum(1)
+        chosen = self.select(q, weights, keys, own, (1,) * len(q), seen, k)
+        found = torch.where(chosen >= 0, listed.gather(1, chosen.clamp(min=0)), -1)
+        return torch.where((visible > k).unsqueeze(1), found, first(k, visible))
 
     def scores(
         self,
@@ -70,9 +120,9 @@ class StepIndex:
         visible: Tensor,
     ) -> Tensor:
         """As `index.scores` -> [n, E], but that what a row does not see may hold anything."""
-        found = q.new_empty((len(q), places.shape[1]))
-        for at, to, sequences, first in launches(counts):
-            given = (q[at:to], weights[at:to], keys, places[first:], visible[at:to])
+        found, places = q.new_empty((len(q), places.shape[1])), places.contiguous()
+        for at, to, sequences, own in launches(counts):
+            given = (q[at:to], weights[at:to], keys, places[own:], visible[at:to])
             self._score(*given, sequences, EVERY, found[at:to])
         return found
 
@@ -90,12 +140,18 @@ class StepIndex:
         entries = places.shape[1]
         if not entries:
             return
-        assert places.is_contiguous(), "places do not lie in one piece"
         kernel = cuda.scores(self._tools.form, q.shape[1])
         launch = self._tools.load(kernel, cuda.SCORE_THREADS)
         where = (*source(keys), places, entries, Long(sequences))
         grid = (-(-entries // cuda.ENTRIES), len(q))
         launch(grid, q, weights.contiguous(), *where, visible, shortcut, scores)
+
+    def _choose(self, scores: Tensor, visible: Tensor, best: Tensor) -> None:
+        """Of scores [n, E] the best, of rows that see as many as best [n, k] has room for, all."""
+        rows, k = best.shape
+        if rows:
+            launch = self._tools.load(cuda.topk(self._tools.form), cuda.TOP_THREADS)
+            launch((rows, 1), scores, visible, scores.shape[1], k, best)
 
 
 def launches(counts: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
