@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from relight.base.formats import RowFormat, index_row, kv_row
+from relight.base.formats import RowFormat, index_row, kv_row, window_row_v41
 from relight.kernels import hyper, store
 from relight.kernels.canary import Trial
 from relight.kernels.compress import pool
@@ -104,21 +104,23 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
     fast = StepVectors(tools)
     weight = torch.rand(4096, device=device) + 0.5
     turn = torch.exp(-torch.arange(32, device=device) / 4)
-    rows_format = kv_row(512, 64)
 
     def inputs(*shape: int) -> Callable[[], Tensor]:
         return lambda: randoms(ROWS, *shape, device=device, dtype=boundary)
 
-    def kept(x: Tensor) -> Tensor:
-        rows = Rows.empty(rows_format, 4 * len(x), device)
-        fast.keep(x, weight[:512], EPS, positions(x), turn, rows, places(x))
-        return store.get(rows, places(x))
+    def kept(stored: RowFormat) -> Trial:
+        def kernel(x: Tensor) -> Tensor:
+            rows = Rows.empty(stored, 4 * len(x), device)
+            fast.keep(x, weight[:512], EPS, positions(x), turn, rows, places(x))
+            return store.get(rows, places(x))
 
-    def kept_reference(x: Tensor) -> Tensor:
-        rows = Rows.empty(rows_format, 4 * len(x), device)
-        at, x = positions(x), rms_norm(x, weight[:512], EPS, boundary)
-        store.put(rows, places(x), rotate(x, at, turn, boundary=boundary))
-        return store.get(rows, places(x))
+        def reference(x: Tensor) -> Tensor:
+            rows = Rows.empty(stored, 4 * len(x), device)
+            at, x = positions(x), rms_norm(x, weight[:512], EPS, boundary)
+            store.put(rows, places(x), rotate(x, at, turn, boundary=boundary))
+            return store.get(rows, places(x))
+
+        return Trial(STORE, f"rows of {stored.name}", inputs(512), kernel, reference, FEW_STEPS)
 
     def index_reference(x: Tensor) -> Tensor:
         x = rotate(x, positions(x), turn, boundary=boundary)
@@ -153,13 +155,22 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
             lambda x: rotate(x, positions(x), turn, inverse=True, boundary=boundary),
             tolerance,
         ),
-        Trial(STORE, "rows of 512", inputs(512), kept, kept_reference, FEW_STEPS),
+        kept(kv_row(512, 64)),
+        kept(window_row_v41(512)),
         Trial(
             QUANT,
             "index queries of 128",
             inputs(3, 128),
             lambda x: fast.index_queries(x, positions(x), turn),
             index_reference,
+            FEW_STEPS,
+        ),
+        Trial(
+            QUANT,
+            "index queries of 128, not turned",
+            inputs(3, 128),
+            lambda x: fast.index_queries(x, positions(x), turn, turned=False),
+            lambda x: fp4_grid(rotate(x, positions(x), turn, boundary=boundary)),
             FEW_STEPS,
         ),
     ]

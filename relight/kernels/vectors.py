@@ -18,7 +18,7 @@ SOURCE = "cuda/row.cu"
 KV_WIDTH, INDEX_WIDTH, ROPE = 512, 128, 64
 """Of V4 and V4.1: key and value in one vector, index keys and queries, values that are rotated."""
 
-VALUES, GRID, FP8_ROW = range(3)
+VALUES, GRID, FP8_ROW, FP8_ALL_ROW = range(4)
 """`END` of the source."""
 
 NORM_THREADS = 256
@@ -41,21 +41,27 @@ class Way:
             "norm": self.norm,
             "rope": self.rope,
             "quant": self.end == GRID or self.hadamard,
-            "store": self.end == FP8_ROW,
+            "store": self.end in (FP8_ROW, FP8_ALL_ROW),
         }
         return frozenset(op for op, done in stages.items() if done)
 
     def __str__(self) -> str:
         norm = ("", "norm ", "plain norm ")[self.norm]
         stages = f"{norm}{'rope ' * bool(self.rope)}{'hadamard ' * self.hadamard}"
-        return stages + ("values", "fp4 grid", "fp8 row")[self.end]
+        return stages + ("values", "fp4 grid", "fp8 row", "fp8-all row")[self.end]
 
 
 NORM = Way(norm=1)
 QUERIES = Way(norm=2, rope=ROPE)
 TURNED = Way(rope=ROPE)
-KEPT = Way(norm=1, rope=ROPE, end=FP8_ROW)
+KEPT = {
+    "fp8": Way(norm=1, rope=ROPE, end=FP8_ROW),
+    "fp8-all": Way(norm=1, rope=ROPE, end=FP8_ALL_ROW),
+}
+"""By the format of rows."""
+
 INDEX_QUERIES = Way(rope=ROPE, hadamard=True, end=GRID)
+PLAIN_INDEX_QUERIES = Way(rope=ROPE, end=GRID)
 
 
 def held(width: int) -> Block | None:
@@ -83,8 +89,17 @@ def kernels(form: Form) -> list[Kernel]:
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     kv, index, low = Block(KV_WIDTH, 128), Block(INDEX_WIDTH, 32), held(1024)
     assert low is not None
-    ways = ((low, NORM), (kv, QUERIES), (kv, TURNED), (kv, KEPT), (index, INDEX_QUERIES))
+    ways = ((low, NORM), (kv, QUERIES), (kv, TURNED), (kv, KEPT["fp8"]), (index, INDEX_QUERIES))
     return [kernel(form, way, block, boundary, boundary) for block, way in ways]
+
+
+def way_into(rows: Rows) -> Way | None:
+    """How vectors are normed, rotated and put into such rows; None where kernels do not write
+    them."""
+    of = rows.format
+    wide = of.data_bytes - of.dim  # values that are stored as bf16
+    fits = wide == (ROPE if of.name == "fp8" else 0) and in_words(rows)
+    return KEPT.get(of.name) if fits else None
 
 
 OPS = frozenset(("norm", "rope", "quant", "store"))
@@ -107,12 +122,6 @@ class StepVectors:
         whole = x.dtype == boundary and in_place(x)
         return way.ops <= self._ops and fits and rope == way.rope and whole
 
-    def takes_rows(self, rows: Rows) -> bool:
-        """Whether `keep` writes rows of this form."""
-        plain = 2 * rows.format.dim - rows.format.data_bytes  # the others have two bytes
-        fits = rows.format.name == "fp8" and rows.format.dim - plain == ROPE
-        return fits and in_words(rows)
-
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`rms_norm` of x [n, d], in the dtype of x."""
         return self._run(NORM, x, weight=weight, eps=eps)
@@ -133,9 +142,12 @@ class StepVectors:
             sign=-1.0 if inverse else 1.0,
         )
 
-    def index_queries(self, x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
-        """x [n, H, 128] rotated, times Hadamard's matrix, on the FP4 grid: float32."""
-        return self._run(INDEX_QUERIES, x, positions=positions, frequencies=frequencies)
+    def index_queries(
+        self, x: Tensor, positions: Tensor, frequencies: Tensor, *, turned: bool = True
+    ) -> Tensor:
+        """x [n, H, 128] rotated, if `turned` times Hadamard's matrix, on the FP4 grid: float32."""
+        way = INDEX_QUERIES if turned else PLAIN_INDEX_QUERIES
+        return self._run(way, x, positions=positions, frequencies=frequencies)
 
     def keep(
         self,
@@ -147,9 +159,11 @@ class StepVectors:
         rows: Rows,
         places: Tensor,
     ) -> None:
-        """x [n, d], normed and rotated, into rows places [n] of format "fp8"."""
+        """x [n, d], normed and rotated, into rows places [n]."""
+        way = way_into(rows)
+        assert way is not None, f"kernels write no rows of format {rows.format.name}"
         self._run(
-            KEPT,
+            way,
             x,
             weight=weight,
             eps=eps,

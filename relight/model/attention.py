@@ -185,8 +185,10 @@ class Attention:
         assert state.keys is not None
         q = self._linear(low_rank, indexer.wq_b, segment)
         q = q.view(-1, config.index_heads, config.index_dim)
-        quantised = self.numerics.quantised
-        q = (self.vectors.index_queries if quantised else self.vectors.rotate)(q, segment)
+        if self.numerics.quantised:
+            q = self.vectors.index_queries(q, segment, turned=True)
+        else:
+            q = self.vectors.rotate(q, segment)
         scale = (config.index_dim * config.index_heads) ** -0.5
         weights = self._linear(x, indexer.weights_proj, segment) * scale
         return index.select(

@@ -13,12 +13,13 @@ from relight.kernels.rope import rotate
 from relight.kernels.rows import Rows
 from relight.kernels.vectors import (
     INDEX_QUERIES,
-    KEPT,
     NORM,
+    PLAIN_INDEX_QUERIES,
     QUERIES,
     TURNED,
     StepVectors,
     Way,
+    way_into,
 )
 from relight.model.inputs import Segment
 
@@ -49,16 +50,18 @@ class Vectors:
             return fast.rotate(x, segment.positions, self.frequencies, inverse=inverse)
         return rotate(x, segment.positions, self.frequencies, inverse, boundary=self.boundary)
 
-    def index_queries(self, q: Tensor, segment: Segment) -> Tensor:
-        """q [rows, heads, d] rotated, times Hadamard's matrix, on the FP4 grid."""
-        if fast := self._fast(INDEX_QUERIES, q, segment):
-            return fast.index_queries(q, segment.positions, self.frequencies)
-        return fp4_grid(hadamard(self.rotate(q, segment), self.boundary))
+    def index_queries(self, q: Tensor, segment: Segment, *, turned: bool) -> Tensor:
+        """q [rows, heads, d] rotated, if `turned` times Hadamard's matrix, on the FP4 grid."""
+        way = INDEX_QUERIES if turned else PLAIN_INDEX_QUERIES
+        if fast := self._fast(way, q, segment):
+            return fast.index_queries(q, segment.positions, self.frequencies, turned=turned)
+        q = self.rotate(q, segment)
+        return fp4_grid(hadamard(q, self.boundary) if turned else q)
 
     def keep(self, x: Tensor, weight: Tensor, segment: Segment, rows: Rows, places: Tensor) -> None:
         """x [rows, d], normed and rotated, into rows places [rows] of a ring."""
-        fast = self._fast(KEPT, x, segment)
-        if fast and fast.takes_rows(rows):
+        way = way_into(rows)
+        if way and (fast := self._fast(way, x, segment)):
             where = (segment.positions, self.frequencies)
             fast.keep(x, weight, self.eps, *where, rows, places)
             return

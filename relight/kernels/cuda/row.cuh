@@ -151,6 +151,15 @@ D void put_fp8(const Pairs& v, u8* data, u8* scale) {
   }
   if (threadIdx.x == 0 && GROUPS % 2) scale[GROUPS] = 0;
 }
+// "fp8-all": E4M3 with a UE8M0 scale for each 32 values.
+D void put_fp8_all(const Pairs& v, u8* data, u8* scale) {
+  UNROLL for (int j = 0; j < PAIRS; j++) {
+    const u32 e = scale_of(lanes_max(max(size_bits(v[j][0]), size_bits(v[j][1])), 8), FP8_FLOOR, 1.f / 448);
+    const float up = inverse(e);
+    *(u16*)(data + place(j)) = e == 255 ? 0x7F7F : to_e4m3(mul(v[j][0], up)) | to_e4m3(mul(v[j][1], up)) << 8;
+    if ((lane_id() & 15) == 0) scale[place(j) / 32] = e;
+  }
+}
 struct Store {  // where rows lie: row i is [i / inner, i % inner], strides in bytes
   u8 *data, *scale;
   i64 data_outer, scale_outer;
