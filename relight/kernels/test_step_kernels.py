@@ -26,7 +26,7 @@ def tools(device_tools: Toolbox) -> Toolbox:
     return device_tools
 
 
-@pytest.fixture(scope="module", params=range(28))
+@pytest.fixture(scope="module", params=range(48))
 def trial(request: pytest.FixtureRequest, tools: Toolbox) -> Trial:
     torch.manual_seed(request.param)
     some = trials(tools, torch.device("cuda"))
