@@ -11,13 +11,14 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable
 
-from relight.base.errors import WrongHost
+from relight.base.errors import BadSetting, WrongHost
 from relight.base.settings import Settings
 
 Header = Callable[[bytes], bytes | None]
 
 ANY = "*"
 OWN = ("localhost", "internal")
+_NAME = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*\.?")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 MAX_SHOWN = 100
 
@@ -46,8 +47,16 @@ class Hosts:
 
 def hosts_of(settings: Settings, *, keyed: bool) -> Hosts:
     """The names that the operator allows. Without any, a server that only this machine reaches asks
-    for its own: pages must not reach it either. A key, or a certificate, keeps them out as well."""
+    for its own: pages must not reach it either. A key, or a certificate, keeps them out as well.
+    Raises `BadSetting` for what no header can hold as a name."""
     names = settings.allowed_host
+    for name in names:
+        if name != ANY and not _NAME.fullmatch(name) and _address(name.strip("[]")) is None:
+            raise BadSetting(
+                f"allowed_host is {name!r}; wanted a name without scheme, port and wildcard, such "
+                f"as llm.example, or {ANY} for any",
+                param="allowed_host",
+            )
     if ANY in names:
         return Hosts()
     is_private = _is_loopback(settings.host) and not keyed and not settings.tls_cert

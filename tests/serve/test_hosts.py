@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relight.base.errors import WrongHost
+from relight.base.errors import BadSetting, WrongHost
 from relight.base.settings import load
 from relight.serve.hosts import Hosts
 from relight.serve.main import serve_options
@@ -65,6 +65,15 @@ def test_names_that_an_operator_lists_are_taken_beside_its_own_and_no_others(hos
         assert is_taken(one, name), name
     for name in (*FOREIGN, "x.llm.example"):
         assert not is_taken(one, name), name
+
+
+@pytest.mark.parametrize(
+    "name", ["llm.example:443", "https://llm.example", "*.example", "llm.example/v1", "a,b", "é.x"]
+)
+def test_a_listed_name_that_no_request_could_match_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(BadSetting, match=r"allowed_host is .*wanted a name without scheme, port"):
+        hosts(allowed_host=["llm.example", name])
+    assert is_taken(hosts(allowed_host=["10.0.0.1", "[::1]", "a_b.example"]), "a_b.example")
 
 
 @pytest.mark.parametrize(
