@@ -66,7 +66,8 @@ def _sentence(fields: dict[str, Any]) -> str:
         text += f", {fields['error']}"
     if "ids" in fields:
         text += (
-            f", {fields['prompt_tokens']} tokens read ({fields['cached_tokens']} cached), "
+            f", {'+'.join(fields['ids'])}: {fields['prompt_tokens']} tokens read "
+            f"({fields['cached_tokens']} cached), "
             f"{fields['made_tokens']} made ({fields['reasoning_tokens']} of reasoning), "
             f"{'+'.join(fields['finish'])}"
         )

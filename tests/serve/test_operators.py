@@ -341,6 +341,7 @@ def test_a_request_is_one_line_that_tells_what_it_cost_and_not_what_it_said(logg
     made = len(rig.client.answer(rig.client.requests[0]))
     assert (entry["request_id"], entry["status"], entry["finish"]) == ("trace-7", 200, ["stop"])
     assert entry["ids"] == [response.json()["id"].removeprefix("chatcmpl-")]
+    assert f"{entry['ids'][0]}: " in logged.text, "the engine's line of it has this id only"
     assert (entry["cached_tokens"], entry["made_tokens"]) == (2, made)
     assert entry["reasoning_tokens"] == 3
     for text in ("private", "hidden", "why", SECRET):
