@@ -91,7 +91,11 @@ def _print(pieces: "Iterator[Piece]") -> None:
     from relight.session import CallStart, Finish
     from relight.text.parse import Content, Reasoning, ToolCallArguments
 
+    thinks = False
     for piece in pieces:
+        if thinks and not isinstance(piece, Reasoning):
+            print(flush=True, file=sys.stderr)
+        thinks = isinstance(piece, Reasoning)
         match piece:
             case Content(text=text):
                 print(text, end="", flush=True)
