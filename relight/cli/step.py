@@ -18,14 +18,26 @@ def step(
         typer.Option(help="v4-flash or v4.1-flash; may be given again. Default: both."),
     ] = None,
     device: Annotated[str, typer.Option(help="torch device; auto: the accelerator.")] = "auto",
-    rows: Annotated[str, typer.Option(help="Widths of steps, joined by commas.")] = "1,2,4,6,8,16",
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Widths of steps, joined by commas. Default: 1,2,4,6,8,16; small: 1,2."),
+    ] = None,
     context: Annotated[
-        str, typer.Option(help="Tokens in front of a step, joined by commas; ops are at the first.")
-    ] = "8192,1024,32768,131072",
+        str | None,
+        typer.Option(
+            help="Tokens in front of a step, joined by commas; ops are at the first. "
+            "Default: 8192,1024,32768,131072; small: 256."
+        ),
+    ] = None,
     chunk: Annotated[
-        str, typer.Option(help="Prompt tokens read at once, joined by commas; 0: none.")
-    ] = "2048",
-    layers: Annotated[int, typer.Option(help="Layers of V4; 0: as many as fit.", min=0)] = 0,
+        str | None,
+        typer.Option(
+            help="Prompt tokens read at once, joined by commas; 0: none. Default: 2048; small: 64."
+        ),
+    ] = None,
+    layers: Annotated[
+        int, typer.Option(help="Layers of V4; 0: as many as fit; small: 4.", min=0, max=43)
+    ] = 0,
     kernels: Annotated[str, typer.Option(help="As the setting of that name.")] = "auto",
     seconds: Annotated[float, typer.Option(help="What is not begun by then is left out.")] = 540.0,
     small: Annotated[
@@ -41,6 +53,7 @@ def step(
     from dataclasses import replace
 
     from relight.base.errors import BadSetting
+    from relight.base.settings import load
     from relight.engine.assemble import choose_device
     from relight.lab.random_model import SIZES
     from relight.lab.step import measure
@@ -50,28 +63,34 @@ def step(
     for name in models:
         if name not in SIZES:
             raise BadSetting(f"model is {name!r}; wanted {' or '.join(SIZES)}", param="model")
-    where = choose_device(device)
-    contexts = _numbers("context", context)
-    wanted = Wanted(
+    usual = SMALL if small else Wanted()
+    contexts = usual.contexts if context is None else _numbers("context", context)
+    wanted = replace(
+        usual,
         models=models,
-        widths=_numbers("rows", rows),
+        widths=usual.widths if rows is None else _numbers("rows", rows),
         contexts=contexts,
-        context=contexts[0],
-        chunks=() if chunk == "0" else _numbers("chunk", chunk),
-        layers=layers,
-        kernels=kernels,
+        context=usual.context if context is None else contexts[0],
+        chunks=usual.chunks if chunk is None else _numbers("chunk", chunk) if chunk != "0" else (),
+        layers=layers or usual.layers,
+        kernels=load({"kernels": kernels}, {}).settings.kernels,
         seconds=seconds,
         peers=peers,
     )
-    if small:
-        wanted = replace(SMALL, models=models, kernels=kernels, seconds=seconds, peers=peers)
+    where = choose_device(device)
+    if where.type == "cpu" and not small and not layers:
+        raise BadSetting(
+            "device is cpu, where as many layers of real size as fit take most of the memory and "
+            "minutes a step; give --small, or say how many with --layers",
+            param="layers",
+        )
 
     def tell(found: dict[str, Any]) -> None:
         if out is not None:
             out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     found = measure(wanted, where, tell)
-    _print(found)
+    _print(found, ", narrow" if small else "")
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
@@ -86,14 +105,14 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     return found
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], size: str) -> None:
     roof = found["roof"]
     show.line(
         f"The device reads {roof['stream_bytes_per_s'] / 1e9:,.0f} GB/s ({roof['stream']}) and "
         f"multiplies at {roof['matrix_flops_per_s'] / 1e12:,.2f} TFLOP/s ({roof['matrix']})."
     )
     for name, model in found["models"].items():
-        few = f"{model['layers_here']} of {model['layers_of_model']} layers"
+        few = f"{model['layers_here']} of {model['layers_of_model']} layers{size}"
         for title, key, lines in (
             (f"{name}, {few}: µs a layer", "layer", [*model["layers"], *model["prefill"]]),
             (f"{name}: µs a call", "op", model["ops"]),

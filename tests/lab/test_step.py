@@ -44,7 +44,7 @@ def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
         assert {"linear", "experts", "attend", "index", "hyper", "norm", "rope", "store"} <= heard
         products = [line for line in model["ops"] if line["op"].startswith("linear [")]
         assert all("share_of_matrix" in line and "matmul_us" in line for line in products)
-    assert "v4-flash, 4 of 43 layers" in done.output
+    assert "v4-flash, 4 of 43 layers, narrow" in done.output
 
 
 def test_what_there_is_no_time_for_is_named() -> None:
@@ -98,3 +98,31 @@ def test_runs_take_turns_and_the_first_round_does_not_count() -> None:
 def test_widths_that_are_no_numbers_are_named(text: str) -> None:
     done = CliRunner().invoke(app, ["step", "--rows", text, "--device", "cpu"])
     assert "rows is" in str(done.exception)
+
+
+def test_what_is_asked_for_counts_beside_small_too(tmp_path: Path) -> None:
+    out = tmp_path / "step.json"
+    asked = ["--rows", "3", "--context", "130", "--chunk", "0", "--layers", "2", "--no-peers"]
+    done = CliRunner().invoke(
+        app,
+        ["step", "--small", "--model", "v4-flash", "--device", "cpu", "--out", str(out), *asked],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0, done.output
+    v4 = json.loads(out.read_text())["models"]["v4-flash"]
+    assert {(line["rows"], line["context"]) for line in v4["layers"]} == {(3, 130)}
+    assert (v4["layers_here"], v4["prefill"]) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ([], "device is cpu, where as many layers of real size as fit"),
+        (["--small", "--kernels", "fast"], "kernels is 'fast'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_made(
+    asked: list[str], found: str
+) -> None:
+    done = CliRunner().invoke(app, ["step", "--device", "cpu", *asked])
+    assert found in str(done.exception)
