@@ -84,6 +84,7 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.f / sqrtf(v); }
 template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldcg(const T* p) { return *p; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   const uint64_t all = (uint64_t)b << 32 | a;
   unsigned found = 0;

@@ -36,8 +36,8 @@ struct Lists {
 };
 D Stored key_at(const Lists& l, int row, int block, int key) {
   const int of_entries = block - l.window_blocks;
-  if (of_entries < 0) return row_at(l.window, l.window_index[((i64)row * l.window_blocks + block) * KEYS + key]);
-  return row_at(l.entries, l.entry_index[((i64)row * l.entry_blocks + of_entries) * KEYS + key]);
+  if (of_entries < 0) return row_at(l.window, __ldcg(l.window_index + ((i64)row * l.window_blocks + block) * KEYS + key));
+  return row_at(l.entries, __ldcg(l.entry_index + ((i64)row * l.entry_blocks + of_entries) * KEYS + key));
 }
 D int format_at(const Lists& l, int block, int chunk) {
   const int format = block < l.window_blocks ? WINDOW_FORMAT : ENTRY_FORMAT;
@@ -247,7 +247,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
   const Lists lists = {GIVEN(window), GIVEN(entry), window_index, entry_index, window_blocks, entry_blocks};
   const int blocks = window_blocks + entry_blocks, row = blockIdx.y, w = warp_id();
   const int chunk = blockIdx.x % CHUNKS, first = blockIdx.x / CHUNKS * TILE;
-  find(places[w], lists, row, w, blocks);  // lists and rows are older than the kernel before
+  // Lists are older than the kernel before, and read past L1, which may be older still.
+  find(places[w], lists, row, w, blocks);
   wait_for_previous();
   scores += (i64)row * HEADS * blocks * KEYS;
   best += (i64)row * HEADS * blocks;

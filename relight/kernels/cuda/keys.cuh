@@ -1,7 +1,8 @@
 // Rows of the cache as float32 values, exactly. Knows no op.
 //
-// A row has data and scales (kernels/rows.py): FP8 is E4M3 with a UE8M0 scale for each 64 values, and bf16 (WIDE) from value PLAIN on;
-// FP8_ALL is E4M3 with a UE8M0 scale for each 32; FP4 is E2M1 with a UE8M0 scale for each 32, FP4_FINE with an E4M3 one for each 16.
+// A row has data and scales (kernels/rows.py): FP8 is E4M3 with a UE8M0 scale for each 64 values, and bf16 (WIDE) from value PLAIN
+// on; FP8_ALL is E4M3 with a UE8M0 scale for each 32; FP4 is E2M1 with a UE8M0 scale for each 32, FP4_FINE with an E4M3 one for
+// each 16.
 // What holds a NaN has the scale NaN, so codes need not be looked at.
 #pragma once
 #include "values.cuh"

@@ -171,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS, 1)
     __syncthreads();
     _Pragma("unroll 4") for (int i = threadIdx.x; i < seen; i += TOP_THREADS) {
       const u32 v = ordered(scores[i]);
-      if (digit == 0 || (v ^ least) >> shift < bins) atomicAdd(&counts[(v >> shift & bins - 1) * COPIES + (lane_id() & COPIES - 1)], 1);
+      const int own = (v >> shift & bins - 1) * COPIES + (lane_id() & COPIES - 1);
+      if (digit == 0 || (v ^ least) >> shift < bins) atomicAdd(&counts[own], 1);
     }
     __syncthreads();
     // Threads own bins from the top one down.
