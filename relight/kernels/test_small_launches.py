@@ -1,0 +1,138 @@
+"""What the small ops launch, and what they leave to their definitions, with a launcher that only
+notes it: runs without a device."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.base.formats import float_row, index_row, kv_row, window_row_v41
+from relight.kernels.block import block_of
+from relight.kernels.build import Kernel
+from relight.kernels.compress.step import Groups, StepCompress
+from relight.kernels.experts.shared import StepShared
+from relight.kernels.forms import Form, form_of
+from relight.kernels.hyper.step import StepHyper
+from relight.kernels.route.step import StepRoute
+from relight.kernels.rows import Rows
+from relight.kernels.sample import SampleParams
+from relight.kernels.sample.step import StepSample
+from relight.kernels.select import Selection
+from relight.kernels.step_ops import NO_KERNELS, step_ops
+from relight.kernels.vectors import INDEX_QUERIES, NORM, QUERIES, StepVectors, way_into
+
+CPU = torch.device("cpu")
+BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
+
+
+@dataclass
+class Noting:
+    """Stands for a toolbox: (entry, threads, grid) of each launch."""
+
+    form: Form
+    launched: list[tuple[str, int, tuple[int, int]]] = field(default_factory=list)
+
+    def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Any:
+        return lambda grid, *arguments: self.launched.append((kernel.entry, threads, grid))
+
+
+@pytest.fixture
+def tools() -> Any:
+    return Noting(form_of("sm_90"))
+
+
+def some(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
+    fast, streams, f32 = StepHyper(tools), some(17, 4, 4096), {"dtype": F32}
+    given = (some(24, 4 * 4096, **f32), some(24, **f32), some(3, **f32), None, some(4096, **f32))
+    mix, x = fast.mix_and_read(streams, *given, iterations=20, eps=1e-6, norm_eps=1e-6)
+    assert (mix.comb.shape, x.shape) == ((17, 4, 4), (17, 4096))
+    assert mix.fast is fast
+    fast.expand(x, streams, mix)
+    assert tools.launched == [
+        ("mix_parts", 256, (128, 3)),
+        ("mix_end", 288, (17, 1)),
+        ("spread", 256, (8, 17)),
+    ]
+
+
+def test_vectors_are_one_launch_a_way(tools) -> None:
+    fast = StepVectors(tools)
+    at, turn, weight = torch.arange(3), torch.zeros(32), torch.ones(512)
+    fast.queries(some(3, 64, 512), 1e-6, at, turn)
+    fast.index_queries(some(3, 64, 128), at, turn)
+    for stored in (kv_row(512, 64), window_row_v41(512)):
+        fast.keep(some(3, 512), weight, 1e-6, at, turn, Rows.empty(stored, 5, CPU), at)
+    sizes = [(128, 192), (32, 192), (128, 3), (128, 3)]
+    assert tools.launched == [("row_op", threads, (count, 1)) for threads, count in sizes]
+
+
+def test_a_compressor_is_two_launches(tools) -> None:
+    fast, n, stored = StepCompress(tools), 5, kv_row(512, 64)
+    ring, rows = some(4, 24, 2048, dtype=F32), Rows.empty(stored, 9, CPU)
+    assert fast.takes(ring, 4, rows)
+    at, raw = torch.zeros(n, dtype=I64), some(n, 1024, dtype=F32)
+    fast.put_raw(raw, raw, some(4, 1024, dtype=F32), at, at, ring)
+    fast.close(ring, 4, at, Groups(at, at, at), torch.ones(512), 1e-6, at, rows, BF16)
+    assert tools.launched == [("put_raw", 256, (4, n)), ("pool", 256, (n, 1))]
+
+
+def test_the_rest_is_a_launch_each_and_a_draw_three(tools) -> None:
+    logits, gate = some(2, 256, dtype=F32), some(2, 2048)
+    given = {"bias": some(256, dtype=F32), "table": None, "token_ids": None}
+    StepRoute(tools).route(logits, 6, 1.5, **given)
+    shared = StepShared(tools)
+    shared.swiglu(gate, gate, 10.0)
+    shared.add(gate.float(), gate)
+    row, ones = torch.zeros(2, dtype=I64), torch.ones(2)
+    StepSample(tools).draw(logits, SampleParams(ones, ones, row, ones, row, row, row))
+    entries = ["route", "gated", "joined", "largest_parts", "drawn_parts", "choose"]
+    assert [entry for entry, _, _ in tools.launched] == entries
+
+
+def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
+    streams, vectors = StepHyper(tools), StepVectors(tools)
+    assert streams.takes(some(1, 4, 4096), BF16)
+    assert not streams.takes(some(1, 4, 4096), F32)
+    assert not streams.takes(some(1, 2, 4096), BF16)
+    assert not streams.takes(some(1, 4, 40), BF16)
+    assert not streams.takes(some(4, 1, 4096).transpose(0, 1), F32)
+    assert vectors.takes(NORM, some(1, 1024), BF16)
+    assert not vectors.takes(NORM, some(1, 100), BF16)
+    assert vectors.takes(QUERIES, some(1, 2, 512), BF16, 64)
+    assert not vectors.takes(QUERIES, some(1, 2, 512), BF16, 32)
+    assert not vectors.takes(QUERIES, some(1, 2, 256), BF16, 64)
+    assert not vectors.takes(INDEX_QUERIES, some(1, 2, 512), BF16, 64)
+    kept = [kv_row(512, 64), window_row_v41(512), kv_row(512, 128), index_row(128), float_row(512)]
+    ways = [way_into(Rows.empty(stored, 2, CPU)) is not None for stored in kept]
+    assert ways == [True, True, False, False, False]
+    ring = some(4, 24, 2048, dtype=F32)
+    compress = StepCompress(tools)
+    assert not compress.takes(ring, 4, Rows.empty(float_row(512), 2, CPU))
+    assert not compress.takes(ring, 2, Rows.empty(kv_row(512, 64), 2, CPU))
+    assert not compress.takes(ring[:, :6], 4, Rows.empty(kv_row(512, 64), 2, CPU))
+    assert not StepRoute(tools).takes(some(1, 24, dtype=F32), 6)
+
+
+def test_what_takes_several_ops_needs_all_of_them(tools) -> None:
+    vectors = StepVectors(tools, frozenset(("norm", "store")))
+    assert vectors.takes(NORM, some(1, 1024), BF16)
+    assert not vectors.takes(QUERIES, some(1, 2, 512), BF16, 64)
+    nothing = step_ops(tools, Selection())
+    assert nothing.vectors is not None
+    assert not nothing.vectors.takes(NORM, some(1, 1024), BF16)
+    assert (nothing.hyper, nothing.route, NO_KERNELS.vectors) == (None, None, None)
+
+
+def test_threads_share_a_vector_evenly() -> None:
+    for width, threads in ((4096, 256), (5120, 256), (1280, 128), (128, 64), (64, 32)):
+        block = block_of(width)
+        assert block is not None
+        assert block.threads == threads
+    assert block_of(96) is None
+    assert block_of(0) is None
