@@ -72,6 +72,9 @@ def give_kernels(
     notes = [f"kernels for generated tokens: {', '.join(taken) or 'no weight takes them'}"]
     if left:
         notes.append(f"weights that stay with the torch definition: {'; '.join(left)}")
+    between = {one.op for one in selection.chosen} - {LINEAR.op, EXPERTS.op}
+    if between:
+        notes.append(f"kernels between products: {', '.join(sorted(between))}")
     return bound, selection, (*refused, *notes)
 
 

@@ -10,7 +10,7 @@ from relight.engine import fast
 from relight.engine.fast import chosen_kernels, give_kernels
 from relight.kernels.canary import Trial
 from relight.kernels.codec import DenseWeight
-from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen
+from relight.kernels.cuda_tools import EXPERTS, HYPER, LINEAR, ROUTE, Chosen
 from relight.kernels.select import Refusal, Selection
 
 CPU = torch.device("cpu")
@@ -82,3 +82,9 @@ def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
     assert notes[0].startswith("experts (step) by cuda: toy: its relative error is")
     assert notes[1] == "kernels for generated tokens: 1 weights of linear"
     assert "experts (step) by cuda" in caplog.text
+
+
+def test_kernels_between_products_are_named() -> None:
+    chosen = Chosen(Selection((LINEAR, ROUTE, HYPER)), SimpleNamespace())  # type: ignore[arg-type]
+    _, _, notes = give_kernels(chosen, (), CPU, lambda tools, device: [])
+    assert notes[-1] == "kernels between products: hyper, route"
