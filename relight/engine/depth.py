@@ -259,7 +259,9 @@ class Depths:
         self._resting = max(0, self._resting - 1)
         self._until_look -= 1
         self._age += 1
-        if step.script:
+        # A sequence near its end asks for none, and a grammar or penalties forbid them: a step in
+        # which nobody asks has tried no depth.
+        if step.script and (step.asks or not step.script[0]):
             step.script.popleft()
         if is_look:
             self._look_loss += loss

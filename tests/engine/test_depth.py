@@ -279,6 +279,16 @@ def test_steps_that_read_prompts_teach_no_time_and_end_no_probing() -> None:
     assert depths.choose({TALK: 2}, 2).script is not None
 
 
+def test_steps_in_which_nobody_asks_for_guesses_end_no_probing() -> None:
+    """As those of a grammar, of penalties, or of the last token."""
+    simulated = talk(1, lambda step: 0.9, 0.05, 0.1)
+    for _ in range(2 * NUM_PROBES):
+        policy = simulated.depths.choose({}, 1)
+        simulated.depths.observe(Step(1, 0, False, policy.script), 0, 1.0)
+    simulated.run(1000)
+    assert simulated.rate() > 0.8 * best_rate(0.9, 0.05, 0.1)
+
+
 def test_without_sequences_that_may_have_guesses_nothing_is_chosen() -> None:
     depths = Depths(MOST, (0.0,))
     for _ in range(400):
