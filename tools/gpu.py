@@ -14,6 +14,7 @@ with 1 if a stage did not end well.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -168,6 +169,7 @@ def run_stages(
 
 def _run(stage: Stage, job: Job, about: Found, clock: Callable[[], float]) -> tuple[Found, float]:
     begun_s = clock()
+    job.file.unlink(missing_ok=True)  # what an earlier call found is not what this one did
     code, log = call([sys.executable, *stage.command(job)], job, stage.environment)
     took_s = clock() - begun_s
     found = _read(job.file)
@@ -189,18 +191,23 @@ def call(command: Sequence[str], job: Job, environment: dict[str, str]) -> tuple
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     log = job.scratch / "log"
     with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            code = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **environment},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=job.seconds,
-                check=False,
-            ).returncode
+            code = process.wait(job.seconds)
         except subprocess.TimeoutExpired:
             code = TIMED_OUT
+        finally:
+            if process.poll() is None:
+                # What it has started, as workers of pytest, would keep the device and its memory.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return code, log.read_text(errors="replace")
 
 

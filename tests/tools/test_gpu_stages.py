@@ -1,6 +1,9 @@
 """The call that needs an accelerator goes on whatever becomes of one of its stages."""
 
+import fcntl
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,14 @@ from tools.gpu_tests import outcome
 GOOD = "import json, sys; json.dump({'value': 7}, open(sys.argv[1], 'w')); print('said')"
 FAILS = GOOD + "; raise SystemExit('no device')"
 SILENT = "print('nothing written'); raise SystemExit(3)"
+LOCKS = """
+import fcntl, subprocess, sys, time
+lock = open(sys.argv[1] + ".lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+subprocess.Popen(sleep, pass_fds=[lock.fileno()])
+time.sleep(300)
+"""
 ENDLESS = GOOD + "; import time; time.sleep(60)"
 
 
@@ -60,6 +71,27 @@ def test_a_stage_without_an_end_is_stopped_and_keeps_what_it_wrote(
     assert [line["good"] for line in lines] == [False, True]
     assert lines[0]["words"].startswith("stopped after 3 s")
     assert results(tmp_path)["endless"]["value"] == 7
+
+
+def test_what_a_stopped_stage_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock is held as long as one of both processes lives."""
+    monkeypatch.setattr("tools.gpu.LEAST_S", 1.0)
+    run_stages([stage("locks", LOCKS, 5.0)], tmp_path, device="cpu", seconds=90)
+    with (tmp_path / "locks.json.lock").open("w") as lock:
+        for _ in range(200):
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.1)
+    pytest.fail("a process that it had started still holds the lock")
+
+
+def test_what_an_earlier_call_found_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    run_stages([stage("one", GOOD)], tmp_path, device="cpu", seconds=90)
+    run_stages([stage("one", SILENT)], tmp_path, device="cpu", seconds=90)
+    assert "value" not in results(tmp_path)["one"]
 
 
 def test_time_that_a_stage_leaves_is_the_next_ones_and_none_runs_beyond_the_end(
