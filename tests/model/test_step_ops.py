@@ -1,9 +1,10 @@
-"""Kernels of the small ops inside the network, lane by lane on a processor: made rows leave what
-the definitions leave, and given rows are not touched."""
+"""Kernels inside the network, on a device or lane by lane on a processor: made rows leave what the
+definitions leave, and given rows are not touched."""
 
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,31 +14,41 @@ from relight.base.checkpoint import open_model
 from relight.base.config import ModelConfig
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, Numerics
 from relight.cache.layout import PAGE_TOKENS
-from relight.kernels.cuda_tools import VARIANTS
+from relight.kernels.cuda_tools import ALL, VARIANTS, supported, toolbox
 from relight.kernels.select import Selection
 from relight.kernels.step_ops import StepOps, step_ops
+from relight.kernels.toolbox import Toolbox
 from relight.model.network import AnyWeights, load
 from tests.model.harness import GOLDEN, Driver, same_bits
 from tools.emulate import emulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-]
+pytestmark = pytest.mark.slow
 
 PROMPT = [random.Random(5).randrange(4, 320) for _ in range(PAGE_TOKENS + 2)]
 START = PAGE_TOKENS - 3  # groups of 4 and of 128 close in the steps behind it
 
 
 @pytest.fixture(scope="module")
-def ops(tmp_path_factory: pytest.TempPathFactory) -> StepOps:
-    return step_ops(emulated("sm_80", tmp_path_factory.mktemp("ops")), Selection(VARIANTS))
+def ops(device: str, tmp_path_factory: pytest.TempPathFactory) -> StepOps:
+    return step_ops(tools(device, tmp_path_factory.mktemp("ops")), Selection(VARIANTS))
+
+
+def tools(device: str, folder: Path) -> Toolbox:
+    if device == "cpu":
+        if shutil.which("g++") is None:
+            pytest.skip("needs g++")
+        return emulated("sm_80", folder)
+    heard: list[str] = []
+    if not supported(torch.device(device), heard.append).issuperset(ALL):
+        pytest.skip(f"needs {', '.join(ALL)}: {'; '.join(heard)}")
+    return toolbox(torch.device(device), heard.append, folder)
 
 
 def run(
-    config: ModelConfig, weights: AnyWeights, numerics: Numerics
+    config: ModelConfig, weights: AnyWeights, numerics: Numerics, device: str
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    driver = Driver(config, weights, numerics, num_slots=2, context=2 * PAGE_TOKENS)
+    context = 2 * PAGE_TOKENS
+    driver = Driver(config, weights, numerics, num_slots=2, context=context, device=device)
     driver.set_length(1, 0)
     given = driver.given(1, PROMPT[:START])
     made = torch.cat(
@@ -49,12 +60,12 @@ def run(
 @pytest.mark.parametrize("name", ["v4", "v41"])
 @pytest.mark.parametrize("numerics", [OFFICIAL, OFFICIAL_BF16], ids=["float32", "bf16"])
 def test_a_step_by_kernels_is_near_the_step_by_definitions(
-    ops: StepOps, numerics: Numerics, name: str
+    ops: StepOps, device: str, numerics: Numerics, name: str
 ) -> None:
     model = open_model(GOLDEN / name / "checkpoint")
-    config, weights = model.config, load(model, torch.device("cpu"))
-    given, made, state = run(config, weights, numerics)
-    same_given, near_made, near_state = run(config, replace(weights, ops=ops), numerics)
+    config, weights = model.config, load(model, torch.device(device))
+    given, made, state = run(config, weights, numerics, device)
+    same_given, near_made, near_state = run(config, replace(weights, ops=ops), numerics, device)
     assert same_bits(given, same_given)
     assert (near_made - made).norm() <= 0.02 * made.norm()
     assert near_state.keys() == state.keys()
