@@ -123,7 +123,8 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     if recorder is not None:
         verify = 1 + (drafting.depth if drafting else 0)
         usual = shapes(fitted.num_slots, verify, fitted.max_context)
-        recorded = record_steps(runner, recorder, usual, insist=settings.graphs == "on")
+        insist = settings.graphs == "on"
+        recorded = record_steps(runner, recorder, usual, insist=insist, scratch=scratch)
     operator = identity(folder, numerics, device, settings, selection)
     index = PrefixIndex(
         BlockPool(fitted.num_pages),

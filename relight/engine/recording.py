@@ -19,8 +19,8 @@ from relight.kernels.select import Selection
 log = logging.getLogger(__name__)
 
 SHARE = 2
-"""Recordings get one part in so many of the memory that is free when all else is there: the rest is
-for what a step takes for a while."""
+"""Recordings get one part in so many of the memory that is free when all else is there, what the
+largest step takes for a while too."""
 
 PATIENCE_S = 30.0
 """How long a start may take longer for it, unless recording was asked for: where ops run their
@@ -70,16 +70,19 @@ def record_steps(
     wanted: Sequence[Shape],
     *,
     insist: bool,
+    scratch: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Recorded:
     """Records them in turn, and tells the log of it. Where memory or patience ends, those that are
     there serve and other steps run eagerly; with `insist` neither does, and it raises CannotFit, or
-    BadSetting where a step cannot be recorded at all."""
+    BadSetting where a step cannot be recorded at all. `scratch`: bytes that an eager step takes for
+    a while, which are free now."""
     begun, begun_s = recorder.free_bytes(), clock()
+    room = max(0, begun - scratch)
     taken: int = 0
     notes: tuple[str, ...] = ()
     for number, shape in enumerate(wanted, 1):
-        reason = "" if insist else _enough(taken, begun, clock() - begun_s)
+        reason = "" if insist else _enough(taken, room, clock() - begun_s)
         if reason:
             notes = (_left(shape, reason),)
             break
@@ -102,9 +105,9 @@ def record_steps(
     return Recorded(len(done), taken, (*_summary(done), *notes))
 
 
-def _enough(taken: int, free: int, took_s: float) -> str:
-    if taken > free // SHARE:
-        return f"the recordings take {taken:,} of {free:,} free bytes"
+def _enough(taken: int, room: int, took_s: float) -> str:
+    if taken > room // SHARE or not room:
+        return f"the recordings take {taken:,} of {room:,} bytes that are free beside any step"
     if took_s > PATIENCE_S:
         return f"recording took {took_s:.0f} s (graphs on records all)"
     return ""

@@ -274,12 +274,21 @@ def test_recordings_leave_half_of_the_memory_and_end_in_time() -> None:
     tape = Tape(free=5000, each=2000)
     found = record_steps(bare_runner("cpu"), tape, WANTED, insist=False)
     assert (found.count, found.nbytes) == (2, 4000)
-    assert "take 4,000 of 5,000 free bytes" in found.notes[1]
+    assert "take 4,000 of 5,000 bytes that are free beside any step" in found.notes[1]
 
     clock = iter((0.0, 0.0, PATIENCE_S + 1))
     slow = record_steps(bare_runner("cpu"), Tape(), WANTED, insist=False, clock=lambda: next(clock))
     assert slow.count == 1
     assert "recording took 31 s" in slow.notes[1]
+
+
+@pytest.mark.parametrize(("scratch", "count"), [(0, 3), (6000, 2), (9999, 1), (10_000, 0)])
+def test_recordings_leave_what_the_largest_step_takes(scratch: int, count: int) -> None:
+    """Else a prompt that was read at start would not fit any more."""
+    tape = Tape(free=10_000, each=2000)
+    runner = bare_runner("cpu")
+    found = record_steps(runner, tape, WANTED, insist=False, scratch=scratch)
+    assert found.count == count
 
 
 def test_a_step_that_cannot_be_recorded_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
