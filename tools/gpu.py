@@ -96,8 +96,11 @@ def judge_tests(found: Found) -> tuple[bool, str]:
 def judge_step_kernels(found: Found) -> tuple[bool, str]:
     checks = found.get("checks", [])
     bad = [f"{one['form']} {one['op']} {one['shape']}" for one in checks if not one["good"]]
-    times = len(found.get("times", []))
-    words = f"{len(checks) - len(bad)} of {len(checks)} checks good, {times} times"
+    times = found.get("times", [])
+    failed = [one["name"] for one in times if "failed" in one]
+    words = f"{len(checks) - len(bad)} of {len(checks)} checks good, "
+    words += f"{len(times) - len(failed)} times"
+    words += f"; could not be timed: {', '.join(failed)}" if failed else ""
     words += f"; the form for Volta was not tried: {found['volta']}" if "volta" in found else ""
     return bool(checks) and not bad, f"{words}{'; bad: ' if bad else ''}{', '.join(bad)}"
 

@@ -129,6 +129,9 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
     assert not judge_tests({})[0]
     check = {"form": "sm_90", "op": "linear", "shape": "FP8", "good": True}
     assert judge_step_kernels({"checks": [check]})[0]
+    times = [{"name": "wkv", "us": 3.0}, {"name": "sparse", "failed": "no memory"}]
+    good, words = judge_step_kernels({"checks": [check], "times": times})
+    assert (good, words) == (True, "1 of 1 checks good, 1 times; could not be timed: sparse")
     good, words = judge_step_kernels({"checks": [check, {**check, "good": False}]})
     assert (good, words.endswith("bad: sm_90 linear FP8")) == (False, True)
     assert not judge_step_kernels({})[0]
