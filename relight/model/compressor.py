@@ -80,6 +80,7 @@ class Compressor:
         and, if `turned`, multiplied by Hadamard's matrix."""
         fast, w = self.fast, self.weights
         if fast and segment.family == "step" and fast.takes(ring, self.ratio, rows):
+            assert turned == (rows.format.name == "fp4"), "kernels turn what is stored as FP4"
             raw = self._projected(x, segment)
             fast.put_raw(*raw, w.ape, segment.positions, rings.places, ring)
             groups = Groups(entries.group_entry, entries.group_sequence, entries.group_place)
