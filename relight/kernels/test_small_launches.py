@@ -75,7 +75,7 @@ def test_vectors_are_one_launch_a_way(tools) -> None:
 def test_a_compressor_is_two_launches(tools) -> None:
     fast, n, stored = StepCompress(tools), 5, kv_row(512, 64)
     ring, rows = some(4, 24, 2048, dtype=F32), Rows.empty(stored, 9, CPU)
-    assert fast.takes(ring, 4, rows)
+    assert fast.takes(ring, 4, rows, 64)
     at, raw = torch.zeros(n, dtype=I64), some(n, 1024, dtype=F32)
     fast.put_raw(raw, raw, some(4, 1024, dtype=F32), at, at, ring)
     fast.close(ring, 4, at, Groups(at, at, at), torch.ones(512), 1e-6, at, rows, BF16)
@@ -113,9 +113,11 @@ def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
     assert ways == [True, True, False, False, False]
     ring = some(4, 24, 2048, dtype=F32)
     compress = StepCompress(tools)
-    assert not compress.takes(ring, 4, Rows.empty(float_row(512), 2, CPU))
-    assert not compress.takes(ring, 2, Rows.empty(kv_row(512, 64), 2, CPU))
-    assert not compress.takes(ring[:, :6], 4, Rows.empty(kv_row(512, 64), 2, CPU))
+    assert not compress.takes(ring, 4, Rows.empty(float_row(512), 2, CPU), 64)
+    rows = Rows.empty(kv_row(512, 64), 2, CPU)
+    assert not compress.takes(ring, 4, rows, 32)
+    assert not compress.takes(ring, 2, rows, 64)
+    assert not compress.takes(ring[:, :6], 4, rows, 64)
     assert not StepRoute(tools).takes(some(1, 24, dtype=F32), 6)
 
 

@@ -79,7 +79,8 @@ class Compressor:
         """As `forward`, and stores each entry in `rows`, rotated by the position of its first token
         and, if `turned`, multiplied by Hadamard's matrix."""
         fast, w = self.fast, self.weights
-        if fast and segment.family == "step" and fast.takes(ring, self.ratio, rows):
+        rope = 2 * frequencies.shape[0]
+        if fast and segment.family == "step" and fast.takes(ring, self.ratio, rows, rope):
             assert turned == (rows.format.name == "fp4"), "kernels turn what is stored as FP4"
             raw = self._projected(x, segment)
             fast.put_raw(*raw, w.ape, segment.positions, rings.places, ring)

@@ -28,15 +28,16 @@ class StepCompress:
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
 
-    def takes(self, ring: Tensor, ratio: int, rows: Rows) -> bool:
-        """Whether entries of `ratio` tokens, pooled from ring [slots, ring, values | gates], are
-        stored in `rows` by these kernels."""
+    def takes(self, ring: Tensor, ratio: int, rows: Rows, rope: int) -> bool:
+        """Whether entries of `ratio` tokens, pooled from ring [slots, ring, values | gates], of
+        which `rope` values are rotated, are stored in `rows` by these kernels."""
         stored, halves = rows.format, 2 if ratio == cuda.OVERLAP_RATIO else 1
         dim = stored.dim
         known = {"fp8": dim in cuda.THREADS, "fp4": dim == cuda.HADAMARD_WIDTH}
         return (
             known.get(stored.name, False)
             and ratio in cuda.RATIOS
+            and rope == cuda.ROPE
             and ring.shape[2] == ring.stride(1) == 2 * halves * dim
             and ring.shape[1] >= halves * ratio
             and ring.data_ptr() % 16 == ring.stride(0) % 4 == 0
