@@ -37,10 +37,11 @@ class Hosts:
         found = _HOST.fullmatch(asked)
         name = _plain(found[1]) if found else asked
         if asked and name not in self._names and not _is_safe(name):
-            shown = asked[:MAX_SHOWN]
+            shown, short = asked[:MAX_SHOWN], name[:MAX_SHOWN]
+            flag = f"--allowed-host {short}" if _NAME.fullmatch(short) else "--allowed-host"
             raise WrongHost(
                 f"header host is {shown!r}, which is not among the names of this server; if it is "
-                "one, start the server with --allowed-host and that name",
+                f"one, start the server with {flag}",
                 param="host",
             )
 
