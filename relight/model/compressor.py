@@ -14,13 +14,13 @@ from torch import Tensor
 
 from relight.base.numerics import Numerics
 from relight.cache.layout import OVERLAP_RATIO
+from relight.kernels import store
 from relight.kernels.compress import pool
 from relight.kernels.compress.step import Groups, StepCompress
 from relight.kernels.linear import linear
 from relight.kernels.quant import hadamard
 from relight.kernels.rope import rotate
 from relight.kernels.rows import Rows
-from relight.kernels.store import put
 from relight.model.addresses import EntryAddresses, RingAddresses
 from relight.model.inputs import Segment
 from relight.model.weights import CompressorWeights
@@ -93,7 +93,7 @@ class Compressor:
         latent = rotate(latent, first, frequencies, boundary=boundary)
         if turned:
             latent = hadamard(latent, boundary)
-        put(rows, entries.group_place, latent)
+        store.put(rows, entries.group_place, latent)
 
     def _project(self, x: Tensor, segment: Segment) -> Tensor:
         values, gates = self._projected(x, segment)

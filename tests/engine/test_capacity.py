@@ -226,8 +226,10 @@ def test_a_layout_of_prompts_that_does_not_fit_the_model_is_noted() -> None:
 
     assert not notes(V4_FLASH)
     assert not notes(V4_FLASH, encoding="v4-first")
-    assert not notes(V41_FLASH, encoding="v4.1", engram="mmap")
-    assert not notes(V41_FLASH)
+    assert not notes(V41_FLASH, encoding="v4.1", engram="device")
+    assert not notes(V41_FLASH, engram="device")
+    (note,) = notes(V41_FLASH, engram="mmap")
+    assert "of which a token reads 48 rows" in note
     (note,) = notes(V41_FLASH, encoding="v4")
     assert "set encoding to v4.1" in note
     (note,) = notes(V4_FLASH, encoding="v4.1")

@@ -75,7 +75,7 @@ def watching() -> Iterator[Seen]:
 
     def see_select(q: Tensor, weights: Tensor, *args: Any) -> Tensor:
         entries = select(q, weights, *args)
-        *rest, _, family = args
+        *rest, _, family, _ = args
         magnitude = index.scores(q, weights.abs(), *rest, family)
         noise = 3 * 2.0**-9 * magnitude.clamp(min=0).cpu()
         noise = torch.nn.functional.pad(noise, (0, 80 - noise.shape[1]))

@@ -74,7 +74,7 @@ def watching() -> Iterator[Seen]:
 
     def note(entries: Tensor, args: Sequence[Any]) -> Tensor:
         q, weights, *rest = args
-        magnitude = index.scores(q, weights.abs(), *rest[:4], args[-1]).clamp(min=0).cpu()
+        magnitude = index.scores(q, weights.abs(), *rest[:4], args[-2]).clamp(min=0).cpu()
         noise = torch.nn.functional.pad(3 * 2.0**-9 * magnitude, (0, 301 - magnitude.shape[1]))
         seen.lists.append(Listed(entries.cpu(), noise))
         return entries
