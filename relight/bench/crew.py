@@ -64,8 +64,14 @@ class Crew:
         )
         assert process.stdin is not None
         process.stdin.write(frame(order))
-        async with asyncio.timeout(START_S):
-            ready = await _next(process)
+        try:
+            async with asyncio.timeout(START_S):
+                ready = await _next(process)
+        except TimeoutError as problem:
+            raise Unavailable(
+                f"a client process was not ready within {START_S:.0f} s; this machine is too busy "
+                "to measure from"
+            ) from problem
         assert isinstance(ready, Ready)
 
     async def _end(self) -> None:

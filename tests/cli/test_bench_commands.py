@@ -86,6 +86,15 @@ def test_blocks_and_a_ladder_write_what_they_decide(url: str, tmp_path: Path) ->
     assert len(list(tmp_path.glob("ladder-*.json"))) > 1
 
 
+def test_clients_that_do_not_come_up_are_code_4(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relight.bench.crew.START_S", 0.0)
+    arguments = ("--url", url, "--cell", CELL, "--clients", "2", "--out", str(tmp_path))
+    code, text = relight("run", "chat", *arguments)
+    assert (code, "too busy to measure from" in text) == (4, True), text
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
