@@ -71,7 +71,7 @@ def test_a_file_that_is_no_scenario_is_refused(text: str) -> None:
 
 
 def test_an_unknown_name_tells_the_shipped_ones() -> None:
-    with pytest.raises(BadSetting, match="agent, chat, languages, long, mixed, open"):
+    with pytest.raises(BadSetting, match="agent, chat, ember, languages, long, mixed, open"):
         load("no-such-scenario")
 
 
