@@ -174,11 +174,15 @@ class Worker:
 
 
 def main(assemble: Assemble | None = None) -> int:
-    """Exit code 0 after a stop that was asked for, 1 if the engine cannot be built or is dead."""
+    """Exit code 0 after a stop that was asked for, 1 if the engine cannot be built or is dead, or
+    the parent was gone before it had said what to build."""
     address = sys.argv[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
-    size = int.from_bytes(os.read(0, 4), "little")
-    settings = msgspec.msgpack.decode(_read(size), type=Settings)
+    size = int.from_bytes(_read(4), "little")
+    told = _read(size)
+    if not told or len(told) < size:
+        return 1
+    settings = msgspec.msgpack.decode(told, type=Settings)
     configure("engine", settings.log_level, settings.log_format)
     # A process that ends while torch is imported would tell of torch's caches.
     logging.getLogger("torch").setLevel(logging.WARNING)

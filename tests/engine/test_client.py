@@ -470,3 +470,10 @@ def test_an_engine_ends_with_its_parent():
     parent.stdout.close()
     asyncio.run(until(lambda: not is_running(pid)))
     assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("told", [b"", b"\x40", b"\x40\0\0\0\x81"])
+def test_an_engine_whose_parent_ends_before_it_has_told_all_ends_without_a_word(told, tmp_path):
+    worker = [sys.executable, "-m", "relight.engine.worker", f"ipc://{tmp_path}/socket"]
+    ended = subprocess.run(worker, input=told, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
