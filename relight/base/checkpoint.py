@@ -66,7 +66,7 @@ def open_model(folder: Path) -> OpenModel:
     A config.json that does not tell the format of the experts gets the one that they are stored in.
     """
     if not folder.is_dir():
-        raise fault(folder, "is not a folder", "the folder of a checkpoint", "give another --model")
+        raise fault(folder, "is not a folder", "the folder of a checkpoint", "give another one")
     parsed = read_config(folder)
     checkpoint = read_checkpoint(folder)
     if "expert_dtype" in parsed.assumed:

@@ -107,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         declare(
             "compute",
             "guesses end before the first that the draft itself thinks less likely to be right; 0: "
-            "none does beside a set spec_k, else by what pays",
+            "no such end where spec_k is set, else the engine picks it by what pays",
             low=0.0,
             high=1.0,
         ),

@@ -85,6 +85,9 @@ def step(
             param="layers",
         )
 
+    if out is not None:
+        out.touch()  # a bad path is told of before minutes of building
+
     def tell(found: dict[str, Any]) -> None:
         if out is not None:
             out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -101,7 +104,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise BadSetting(f"{name} is {text!r}; wanted numbers like 1,8", param=name)
+        raise BadSetting(f"{name} is {text!r}; wanted numbers from 1 on, like 1,8", param=name)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from relight.base.errors import BadSetting
 from relight.kernels.cubins import Cubin
 
-REMEDY = "install it by: pip install 'relight[cuda]'"
+REMEDY = "install it beside Relight by: python -m pip install 'relight[cuda]'"
 
 PLAIN_SHARED_BYTES = 48 * 1024
 """What a block may have in all without being asked for."""

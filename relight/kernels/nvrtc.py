@@ -13,7 +13,7 @@ from pathlib import Path
 
 from relight.base.errors import BadSetting
 
-REMEDY = "install it by: pip install 'relight[cuda]'"
+REMEDY = "install it beside Relight by: python -m pip install 'relight[cuda]'"
 
 OLDEST = (11, 8)
 """C++17 and every form of the sources; 12.6 and 12.9 are what tests run."""
