@@ -20,12 +20,16 @@ WKV = "layers.0.attn.wkv.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the golden checkpoint, without its tokenizer."""
-    copy = tmp_path / "checkpoint"
-    copy.mkdir()
+    """A copy of the golden checkpoint."""
+    return copy_of(GOLDEN, tmp_path / "checkpoint")
+
+
+def copy_of(source: Path, to: Path) -> Path:
+    """Without the tokenizer."""
+    to.mkdir()
     for name in ("config.json", INDEX_NAME, SHARD):
-        shutil.copyfile(GOLDEN / name, copy / name)
-    return copy
+        shutil.copyfile(source / name, to / name)
+    return to
 
 
 def read_shard(file: Path) -> tuple[dict[str, Any], bytes]:
@@ -429,10 +433,7 @@ TABLE = "layers.4.engram.embed"
 @pytest.fixture
 def v41(tmp_path: Path) -> Path:
     """A copy of the golden V4.1, in two shards: the second has the n-gram tables."""
-    copy = tmp_path / "v41"
-    copy.mkdir()
-    for name in ("config.json", INDEX_NAME, SHARD):
-        shutil.copyfile(V41 / name, copy / name)
+    copy = copy_of(V41, tmp_path / "v41")
     header, _ = read_shard(copy / SHARD)
     split(copy, {name for name in header if ".engram.embed." in name})
     return copy
