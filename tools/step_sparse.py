@@ -10,6 +10,7 @@ from torch import Tensor
 from relight.base.formats import RowFormat, index_row
 from relight.kernels.attend import cuda as attend_cuda
 from relight.kernels.attend.step import StepAttend
+from relight.kernels.index.reference import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
@@ -93,10 +94,10 @@ def indexer(
         return own.to(device).unsqueeze(1) * count + at
 
     every = [places(copy) for copy in range(0, INDEX_COPIES, rows)]
-    given = [(q, weights, keys, where, (1,) * rows, visible) for where in every]
+    asked = [Asked(q, weights, keys, where, (1,) * rows, visible, "step") for where in every]
     return (
-        [partial(fast.scores, *one) for one in given],
-        [partial(fast.select, *one, CHOSEN) for one in given],
+        [partial(fast.scores, one) for one in asked],
+        [partial(fast.select, one, CHOSEN) for one in asked],
     )
 
 

@@ -12,6 +12,7 @@ from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
 from relight.kernels.index import candidates as two_level
 from relight.kernels.index import reference
+from relight.kernels.index.reference import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.testing import assert_bits_equal
@@ -108,7 +109,7 @@ def test_what_is_chosen_is_the_best_by_the_kernels_own_scores(
 ) -> None:
     given, fast = asked((3, 1, 2), entries), StepIndex(device_tools)
     given["visible"][0] = entries
-    scores = fast.scores(**given)
+    scores = fast.scores(Asked(**given, family="step"))
     seen = torch.arange(entries, device=DEVICE) < given["visible"].unsqueeze(1)
     wanted = index.scores(**given, family="step")
     error = relative_error(scores.masked_fill(~seen, 0), wanted.masked_fill(~seen, 0))
@@ -116,7 +117,7 @@ def test_what_is_chosen_is_the_best_by_the_kernels_own_scores(
     best = reference.best(512, scores.masked_fill(~seen, float("-inf")))
     simple = reference.first(512, given["visible"])
     best = torch.where((given["visible"] > 512).unsqueeze(1), best, simple)
-    assert torch.equal(fast.select(**given, k=512), best)
+    assert torch.equal(fast.select(Asked(**given, family="step"), k=512), best)
 
 
 def test_equal_scores_go_to_the_lowest_entry(device_tools: Toolbox) -> None:
@@ -124,7 +125,7 @@ def test_equal_scores_go_to_the_lowest_entry(device_tools: Toolbox) -> None:
     given["places"] %= 3
     given["weights"][1] *= 0.0
     given["visible"].fill_(20_000)
-    found = StepIndex(device_tools).select(**given, k=512)
+    found = StepIndex(device_tools).select(Asked(**given, family="step"), k=512)
     assert torch.equal(found, index.select(**given, k=512, family="step"))
     assert torch.equal(found[1], torch.arange(512, device=DEVICE))
 
@@ -139,7 +140,7 @@ def test_a_recorded_graph_follows_lengths_and_lists(device_tools: Toolbox) -> No
     owner = torch.tensor([0, 1, 1], device=DEVICE).unsqueeze(1)
 
     def step() -> Tensor:
-        chosen = choose.select(**given, k=512)
+        chosen = choose.select(Asked(**given, family="step"), k=512)
         far = torch.where(chosen >= 0, given["places"][owner, chosen.clamp(min=0)], -1)
         return fast.attend(q, window, near, entries, far, sink, SCALE)
 
@@ -163,8 +164,10 @@ def test_two_levels_are_the_best_by_the_kernels_own_scores(device_tools: Toolbox
     given, fast = asked((3, 1, 2), 40_000, heads=32), StepIndex(device_tools)
     given["visible"] = torch.tensor([40_000, 16_390, 16_384, 513, 512, 5], device=DEVICE)
     seen = torch.arange(40_000, device=DEVICE) < given["visible"].unsqueeze(1)
-    scores = fast.scores(**given).masked_fill(~seen, float("-inf"))
-    best, blocks = fast.select_and_publish(**given, k=512, size=8, blocks=2048)
+    scores = fast.scores(Asked(**given, family="step")).masked_fill(~seen, float("-inf"))
+    best, blocks = fast.select_and_publish(
+        Asked(**given, family="step"), k=512, size=8, blocks=2048
+    )
     few = (given["visible"] <= 512).unsqueeze(1)
     assert torch.equal(best[~few.squeeze(1)], reference.best(512, scores)[~few.squeeze(1)])
     every = (given["visible"] + 7) // 8
@@ -176,5 +179,5 @@ def test_two_levels_are_the_best_by_the_kernels_own_scores(device_tools: Toolbox
     inside.scatter_(1, torch.where(listed >= 0, listed, 40_000).clamp(max=40_000), True)
     wanted = reference.best(512, scores.masked_fill(~inside[:, :-1], float("-inf")))
     wanted = torch.where(few, reference.first(512, given["visible"]), wanted)
-    found = fast.select_within(**given, candidates=blocks, k=512, size=8)
+    found = fast.select_within(Asked(**given, family="step"), candidates=blocks, k=512, size=8)
     assert torch.equal(found, wanted)

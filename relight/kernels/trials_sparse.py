@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.formats import RowFormat, index_row
-from relight.kernels import index, store
+from relight.kernels import store
 from relight.kernels.attend import attend
 from relight.kernels.attend import cuda as attend_cuda
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import Trial
 from relight.kernels.cuda_tools import ATTEND, INDEX
 from relight.kernels.index import cuda as index_cuda
+from relight.kernels.index import reference as definition
+from relight.kernels.index.reference import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
@@ -67,18 +69,19 @@ def index_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> list
     def trial(heads: int) -> Trial:
         keys, values = filled(index_row(index_cuda.DIM), KEYS, device), heads * index_cuda.DIM
 
-        def given(x: Tensor) -> tuple[Tensor, Tensor, Rows, Tensor, tuple[int, ...], Tensor]:
+        def asked(x: Tensor) -> Asked:
             """Each row is a sequence of its own."""
             places = (seeds(x) * 40503 + torch.arange(ENTRIES, device=device) * 2654435761) % KEYS
             q = fp4_grid(x[:, :values]).view(-1, heads, index_cuda.DIM)
             visible = ENTRIES - seeds(x).squeeze(1) % 1500
-            return q, x[:, values:].contiguous(), keys, places, (1,) * len(x), visible
+            weights, counts = x[:, values:].contiguous(), (1,) * len(x)
+            return Asked(q, weights, keys, places, counts, visible, "step")
 
         def kernel(x: Tensor) -> Tensor:
-            return _best(fast.scores(*given(x)), fast.select(*given(x), K))
+            return _best(fast.scores(asked(x)), fast.select(asked(x), K))
 
         def reference(x: Tensor) -> Tensor:
-            return _best(index.scores(*given(x), "step"), index.select(*given(x), K, "step"))
+            return _best(definition.scores(asked(x)), definition.select(asked(x), K))
 
         return Trial(
             INDEX,

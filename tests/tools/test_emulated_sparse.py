@@ -13,6 +13,7 @@ from relight.kernels import index, store
 from relight.kernels.attend import attend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
+from relight.kernels.index.reference import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
@@ -134,7 +135,7 @@ def test_scores_have_the_bits_of_the_definition(tools: Toolbox, heads: int) -> N
     given = asked(heads, (2, 0, 1, 1))
     fast = StepIndex(tools)
     assert fast.takes(given["q"], given["keys"])
-    found, wanted = fast.scores(**given), index.scores(**given, family="step")
+    found, wanted = fast.scores(Asked(**given, family="step")), index.scores(**given, family="step")
     seen = torch.arange(ENTRIES) < given["visible"].unsqueeze(1)
     assert_bits_equal(found[seen], wanted[seen])
 
@@ -142,11 +143,11 @@ def test_scores_have_the_bits_of_the_definition(tools: Toolbox, heads: int) -> N
 def test_the_best_entries_are_those_of_the_definition(modern: Toolbox) -> None:
     given = asked(16, (2, 0, 1, 1, 2, 1))
     fast = StepIndex(modern)
-    found = fast.select(**given, k=K)
+    found = fast.select(Asked(**given, family="step"), k=K)
     assert torch.equal(found, index.select(**given, k=K, family="step"))
     alone = {**given, "counts": (1,), "places": given["places"][2:3]}
     alone |= {name: given[name][2:3] for name in ("q", "weights", "visible")}
-    assert torch.equal(fast.select(**alone, k=K), found[2:3])
+    assert torch.equal(fast.select(Asked(**alone, family="step"), k=K), found[2:3])
 
 
 def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
@@ -155,7 +156,7 @@ def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
     given["places"] = given["places"] % 7
     given["weights"][1] *= 0.0
     given["visible"] = torch.tensor([ENTRIES, ENTRIES, 300])
-    found = StepIndex(modern).select(**given, k=K)
+    found = StepIndex(modern).select(Asked(**given, family="step"), k=K)
     assert torch.equal(found, index.select(**given, k=K, family="step"))
     assert torch.equal(found[1], torch.arange(K))
 
@@ -164,10 +165,12 @@ def test_two_levels_choose_what_the_definition_chooses(modern: Toolbox) -> None:
     """Rows that see few entries or few blocks, and one whose newest block is not whole."""
     given = asked(16, (2, 0, 1, 1, 2, 1))
     size, blocks, fast = 8, 6, StepIndex(modern)
-    best, published = fast.select_and_publish(**given, k=K, size=size, blocks=blocks)
+    best, published = fast.select_and_publish(
+        Asked(**given, family="step"), k=K, size=size, blocks=blocks
+    )
     wanted = index.select_and_publish(**given, k=K, size=size, blocks=blocks, family="step")
     assert torch.equal(best, wanted[0])
     assert torch.equal(published, wanted[1])
-    chosen = {**given, "candidates": published, "k": K, "size": size}
-    found = fast.select_within(**chosen)
-    assert torch.equal(found, index.select_within(**chosen, family="step"))
+    chosen = {"candidates": published, "k": K, "size": size}
+    found = fast.select_within(Asked(**given, family="step"), **chosen)
+    assert torch.equal(found, index.select_within(**given, **chosen, family="step"))

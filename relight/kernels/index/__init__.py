@@ -15,46 +15,17 @@ from relight.kernels.rows import Rows
 
 
 class FastIndex(Protocol):
-    """Kernels for few rows, chosen at load."""
+    """Kernels for few rows, chosen at load. Their functions are those of the definition."""
 
     def takes(self, q: Tensor, keys: Rows) -> bool: ...
 
-    def select(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-        k: int,
-    ) -> Tensor: ...
+    def select(self, asked: Asked, k: int) -> Tensor: ...
 
     def select_and_publish(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-        k: int,
-        size: int,
-        blocks: int,
+        self, asked: Asked, k: int, size: int, blocks: int
     ) -> tuple[Tensor, Tensor]: ...
 
-    def select_within(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-        candidates: Tensor,
-        k: int,
-        size: int,
-    ) -> Tensor: ...
+    def select_within(self, asked: Asked, candidates: Tensor, k: int, size: int) -> Tensor: ...
 
 
 def select(
@@ -79,7 +50,7 @@ def select(
     """
     asked = _asked(q, weights, keys, places, counts, visible, family)
     if fast is not None and family == "step" and fast.takes(q, keys):
-        return fast.select(q, weights, keys, places, counts, visible, k)
+        return fast.select(asked, k)
     return reference.select(asked, k)
 
 
@@ -117,8 +88,7 @@ def select_and_publish(
     """
     asked = _asked(q, weights, keys, places, counts, visible, family)
     if fast is not None and family == "step" and fast.takes(q, keys):
-        given = (q, weights, keys, places, counts, visible)
-        return fast.select_and_publish(*given, k, size, blocks)
+        return fast.select_and_publish(asked, k, size, blocks)
     return two_level.select_and_publish(asked, k, size, blocks)
 
 
@@ -141,8 +111,7 @@ def select_within(
     asked = _asked(q, weights, keys, places, counts, visible, family)
     expect(candidates, "candidates", (q.shape[0], None), I64)
     if fast is not None and family == "step" and fast.takes(q, keys):
-        given = (q, weights, keys, places, counts, visible)
-        return fast.select_within(*given, candidates, k, size)
+        return fast.select_within(asked, candidates, k, size)
     return two_level.select_within(asked, candidates, k, size)
 
 

@@ -1,6 +1,7 @@
 """The indexer of few rows, launched on a CUDA device. Knows no layer."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from relight.kernels.block import in_place
 from relight.kernels.index import cuda
 from relight.kernels.index.candidates import worth
-from relight.kernels.index.reference import HIDDEN, first
+from relight.kernels.index.reference import HIDDEN, Asked, first
 from relight.kernels.launch import Long
 from relight.kernels.rows import Rows
 from relight.kernels.sources import readable, source
@@ -39,112 +40,65 @@ class StepIndex:
             and readable(keys)
         )
 
-    def select(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-        k: int,
-    ) -> Tensor:
+    def select(self, asked: Asked, k: int) -> Tensor:
         """As `index.select` -> [n, k]."""
-        n, entries, places = len(q), places.shape[1], places.contiguous()
-        best = torch.empty((n, k), dtype=torch.int64, device=q.device)
-        scratch = q.new_empty((min(n, MOST_ROWS), entries))
-        for at, to, sequences, own in launches(counts):
-            seen = visible[at:to]
+        n, entries = len(asked.q), asked.places.shape[1]
+        best = asked.visible.new_empty((n, k))
+        scratch = asked.q.new_empty((min(n, MOST_ROWS), entries))
+        for own, sequences, to in _launches(asked):
             if entries > k:  # else all rows take the shortcut
-                given = (q[at:to], weights[at:to], keys, places[own:], seen)
-                self._score(*given, sequences, k, scratch)
-            self._choose(scratch, seen, best[at:to])
+                self._score(own, sequences, k, scratch)
+            self._choose(scratch, own.visible, best[to])
         return best
 
     def select_and_publish(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-        k: int,
-        size: int,
-        blocks: int,
+        self, asked: Asked, k: int, size: int, blocks: int
     ) -> tuple[Tensor, Tensor]:
         """As `index.select_and_publish` -> [n, k] and [n, blocks]. No row takes the shortcut: a
         block's worth is asked for however few entries there are."""
-        found = self.scores(q, weights, keys, places, counts, visible)
+        found, visible = self.scores(asked), asked.visible
         listed = torch.arange(found.shape[1], device=found.device)
         found.masked_fill_(listed >= visible.unsqueeze(1), HIDDEN)
-        best = visible.new_empty((len(q), k))
+        best = visible.new_empty((len(found), k))
         self._choose(found, visible, best)
-        published = visible.new_empty((len(q), blocks))
+        published = visible.new_empty((len(found), blocks))
         every = (visible + size - 1).div(size, rounding_mode="floor")
         self._choose(worth(found, visible, size), every, published)
         return best, published
 
-    def select_within(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-        candidates: Tensor,
-        k: int,
-        size: int,
-    ) -> Tensor:
+    def select_within(self, asked: Asked, candidates: Tensor, k: int, size: int) -> Tensor:
         """As `index.select_within` -> [n, k]: what a row sees of its candidates, which ascend, is a
         list of entries to select from, and nothing else is scored."""
-        listed = candidates.unsqueeze(2) * size + torch.arange(size, device=q.device)
+        visible = asked.visible
+        listed = candidates.unsqueeze(2) * size + torch.arange(size, device=visible.device)
         listed = listed.flatten(1)
         inside = (listed >= 0) & (listed < visible.unsqueeze(1))
         at = torch.where(inside, listed, 0)
-        rows = zip(places, at.split(list(counts)), strict=True)
+        rows = zip(asked.places, at.split(list(asked.counts)), strict=True)
         own = torch.cat([line.expand(len(some), -1).gather(1, some) for line, some in rows])
-        seen = inside.sum(1)
-        chosen = self.select(q, weights, keys, own, (1,) * len(q), seen, k)
+        alone = replace(asked, places=own, counts=(1,) * len(own), visible=inside.sum(1))
+        chosen = self.select(alone, k)
         found = torch.where(chosen >= 0, listed.gather(1, chosen.clamp(min=0)), -1)
         return torch.where((visible > k).unsqueeze(1), found, first(k, visible))
 
-    def scores(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        counts: Sequence[int],
-        visible: Tensor,
-    ) -> Tensor:
+    def scores(self, asked: Asked) -> Tensor:
         """As `index.scores` -> [n, E], but that what a row does not see may hold anything."""
-        found, places = q.new_empty((len(q), places.shape[1])), places.contiguous()
-        for at, to, sequences, own in launches(counts):
-            given = (q[at:to], weights[at:to], keys, places[own:], visible[at:to])
-            self._score(*given, sequences, EVERY, found[at:to])
+        found = asked.q.new_empty((len(asked.q), asked.places.shape[1]))
+        for own, sequences, to in _launches(asked):
+            self._score(own, sequences, EVERY, found[to])
         return found
 
-    def _score(
-        self,
-        q: Tensor,
-        weights: Tensor,
-        keys: Rows,
-        places: Tensor,
-        visible: Tensor,
-        sequences: int,
-        shortcut: int,
-        scores: Tensor,
-    ) -> None:
+    def _score(self, asked: Asked, sequences: int, shortcut: int, scores: Tensor) -> None:
+        """`sequences`: four bits for each row, which line of places is its own."""
+        q, places = asked.q, asked.places
         entries = places.shape[1]
         if not entries:
             return
         kernel = cuda.scores(self._tools.form, q.shape[1])
         launch = self._tools.load(kernel, cuda.SCORE_THREADS)
-        where = (*source(keys), places, entries, Long(sequences))
+        where = (*source(asked.keys), places, entries, Long(sequences))
         grid = (-(-entries // cuda.ENTRIES), len(q))
-        launch(grid, q, weights.contiguous(), *where, visible, shortcut, scores)
+        launch(grid, q, asked.weights.contiguous(), *where, asked.visible, shortcut, scores)
 
     def _choose(self, scores: Tensor, visible: Tensor, best: Tensor) -> None:
         """Of scores [n, E] the best, of rows that see as many as best [n, k] has room for, all."""
@@ -154,8 +108,26 @@ class StepIndex:
             launch((rows, 1), scores, visible, scores.shape[1], k, best)
 
 
+def _launches(asked: Asked) -> Iterator[tuple[Asked, int, slice]]:
+    """Of each launch: what its rows ask, whose lines of places are relative to the base of them,
+    as the four bits of each row say; and which rows of all they are."""
+    places = asked.places.contiguous()
+    for at, to, sequences, base in launches(asked.counts):
+        owners = [base + (sequences >> 4 * row & 15) for row in range(to - at)]
+        own = Asked(
+            q=asked.q[at:to],
+            weights=asked.weights[at:to],
+            keys=asked.keys,
+            places=places[base : owners[-1] + 1],
+            counts=[owners.count(number) for number in range(base, owners[-1] + 1)],
+            visible=asked.visible[at:to],
+            family=asked.family,
+        )
+        yield own, sequences, slice(at, to)
+
+
 def launches(counts: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each launch: the first row and the one behind the last, four bits for each row, and the
+    """Of each launch: the base row and the one behind the last, four bits for each row, and the
     sequence that they are relative to."""
     owners = [number for number, count in enumerate(counts) for _ in range(count)]
     at = 0
