@@ -367,6 +367,8 @@ def _file_fault(model: str) -> str:
         open_model(model_folder(model))
     except RelightError as error:
         return error.message
+    except OSError as error:  # of a disk that fails where nobody expects it
+        return f"{error.filename or model}: {error.strerror or error}"
     return "all have the sizes that they should have; check the disk and the system's log"
 
 

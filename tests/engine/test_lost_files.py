@@ -2,12 +2,14 @@
 the process ends where it touches what is gone. Who waits is told so, and of which file."""
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
 
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
+from relight.engine import client as client_module
 from relight.engine.client import ProcessClient
 from tests.engine.real import words
 from tests.model.tables import TABLES, WEIGHTS, write_tables_apart
@@ -71,3 +73,14 @@ def test_a_table_that_is_read_by_row_and_cut_ends_the_answer_alone(tmp_path: Pat
     assert tokens[:8] == sound[: len(tokens)]
     assert finish == "error"
     assert f"BadCheckpoint: {folder / TABLES}: layers." in error
+
+
+def test_a_disk_that_fails_where_nobody_expects_it_is_told(monkeypatch, tmp_path) -> None:
+    """The look at the files may not fail itself: open requests wait for what it says."""
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    monkeypatch.setattr(client_module, "open_model", fail)
+    told = client_module._file_fault(str(tmp_path))
+    assert told == f"{tmp_path}: Input/output error"
