@@ -41,6 +41,10 @@ def chosen_kernels(wish: str, device: torch.device, cache: str = "") -> Chosen:
             "give --kernels auto or reference",
             param="kernels",
         )
+    if cache and chosen.tools is None:
+        heard.append(
+            f"kernel_cache {cache} has no effect: kernels {wish} compiles none on {device}"
+        )
     for text in heard:
         log.warning("%s", text)
     return chosen

@@ -79,7 +79,7 @@ def refuse_ignored(names: Sequence[str]) -> None:
     """Raises `Unsupported` if there are any, which names the first."""
     if names:
         name = names[0]
-        raise Unsupported(f"{name} is not a field that this server reads; leave it out", param=name)
+        raise Unsupported(f"{name} has no effect in this request; leave it out", param=name)
 
 
 def shown_name(name: str) -> str:

@@ -24,10 +24,11 @@ def test_kernels_that_cannot_run_are_refused_before_weights_are_read() -> None:
         assert part in message
 
 
-def test_a_folder_for_kernels_is_refused_where_none_are_compiled() -> None:
+def test_a_folder_for_kernels_is_refused_or_noted_where_none_are_compiled(caplog) -> None:
     with pytest.raises(BadSetting, match=r"kernel_cache is /x and kernels is reference.*leave one"):
         chosen_kernels("reference", CPU, "/x")
     assert chosen_kernels("auto", CPU, "/x").tools is None
+    assert "kernel_cache /x has no effect: kernels auto compiles none on cpu" in caplog.text
 
 
 def test_the_reference_asks_for_nothing() -> None:

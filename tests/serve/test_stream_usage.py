@@ -79,4 +79,6 @@ def test_without_usage_at_all_the_option_has_no_effect_and_is_named(path: str) -
     assert reply.headers["x-relight-ignored"] == name
     assert '"usage"' not in reply.text
     strict = answering(TEXT, strict_fields=True).post(path, body)
-    assert (strict.status_code, strict.json()["error"]["param"]) == (400, name)
+    error = strict.json()["error"]
+    assert (strict.status_code, error["param"]) == (400, name)
+    assert "has no effect in this request; leave it out" in error["message"]
