@@ -108,6 +108,7 @@ class Loop:
         step = self._launched.popleft()
         began_s = max(step.at_s, self._read_s)  # not before the one in front of it had ended
         self.awaited = step.plan, began_s
+        went_on, self._goes_on = self._goes_on, False  # where this step ends otherwise
         try:
             results = step.read()
         except Skipped:
@@ -120,7 +121,7 @@ class Loop:
         now = self._clock()
         self._step_s = now - began_s
         # What lies between two steps counts as well: with guesses they do not overlap.
-        interval_s = now - (self._read_s if self._goes_on else began_s)
+        interval_s = now - (self._read_s if went_on else began_s)
         self._read_s = now
         load = Load.of(step.plan)
         self._meter.observe(load, self._step_s)
