@@ -190,7 +190,9 @@ def table_reads(weights: AnyWeights) -> Callable[[], TableReads] | None:
     if not isinstance(weights, ModelWeightsV41):
         return None
     reads = weights.reads
-    return lambda: TableReads(*reads.told())
+    return lambda: TableReads(
+        rows=reads.rows, hits=reads.hits, bytes_read=reads.bytes_read, errors=reads.errors
+    )
 
 
 def check_memory(

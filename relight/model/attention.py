@@ -206,5 +206,5 @@ class Attention:
     def _linear(self, x: Tensor, weight: Weight, segment: Segment) -> Tensor:
         return linear(x, weight, segment.family, self.numerics.quantised, self.boundary)
 
-    def _rotate(self, x: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
-        return rotate(x, positions, self.frequencies, inverse=inverse, boundary=self.boundary)
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rotate(x, positions, self.frequencies, boundary=self.boundary)

@@ -45,9 +45,6 @@ class ReadCount:
         self.hits += hits
         self.bytes_read += bytes_read
 
-    def told(self) -> tuple[int, int, int, int]:
-        return self.rows, self.hits, self.bytes_read, self.errors
-
 
 class NgramTable(Protocol):
     def fetch(self, rows: Tensor) -> Values:
