@@ -14,6 +14,7 @@ with 1 if a stage did not end well.
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -155,6 +156,7 @@ def run_stages(
         left_s = seconds - (clock() - begun_s)
         limit_s = min(left_s, stage.seconds + saved_s)
         file = out / f"{stage.name}.json"
+        file.unlink(missing_ok=True)  # what an earlier call found is not what this one did
         if limit_s < LEAST_S:
             line: Found = {"stage": stage.name, "good": False, "words": "no time was left"}
         else:
@@ -172,7 +174,6 @@ def run_stages(
 
 def _run(stage: Stage, job: Job, about: Found, clock: Callable[[], float]) -> tuple[Found, float]:
     begun_s = clock()
-    job.file.unlink(missing_ok=True)  # what an earlier call found is not what this one did
     code, log = call([sys.executable, *stage.command(job)], job, stage.environment)
     took_s = clock() - begun_s
     found = _read(job.file)
@@ -237,7 +238,7 @@ def about_device(device: str) -> Found:
         "torch": str(torch.__version__),
         "python": sys.version.split()[0],
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python -m tools.gpu --out DIR",
+        "command": shlex.join(["python", "-m", "tools.gpu", *sys.argv[1:]]),
     }
 
 

@@ -73,7 +73,11 @@ class InProcess:
                 draws=tuple(Draw(0, at + 1 + place, SCORED) for place in range(len(tokens))),
             )
             results = self._loop.execute(plan)
-            told += [result.logprobs for result in results if isinstance(result, Scored)]
+            scored = [result for result in results if isinstance(result, Scored)]
+            assert len(scored) == len(tokens), (
+                "a row has no finite logits: there is nothing to compare"
+            )
+            told += [result.logprobs for result in scored]
         return told
 
 
