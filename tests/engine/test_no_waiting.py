@@ -165,13 +165,17 @@ def test_a_step_does_not_wait_for_the_device(
     if not tells_waits(device):
         pytest.skip("only CUDA tells when it waits")
     runner = runner_on(torch.device(device), model_name)
-    source = recorder(torch.device(device)) if recorded else None
-    for rows in (1, 2, 4) if source else ():
-        runner.record(Shape(rows, CONTEXT), source)
+    if recorded:
+        source = recorder(torch.device(device))
+        assert source is not None, f"{device} cannot record"
+        for rows in (1, 2, 4):
+            runner.record(Shape(rows, CONTEXT), source)
     for plan in plans:  # tables that live on the device are made once, and pinned memory is got
         runner.execute(plan)
 
+    before = runner.graphs.num_replays if runner.graphs is not None else 0
     with waits(allowed=False):
         launched = [runner.launch(plan) for plan in plans]
         runner.launch(masked(plans[-1]))
     assert [len(runner.read(one)) for one in launched] == [len(plan.draws) for plan in plans]
+    assert (runner.graphs is not None and runner.graphs.num_replays > before) == recorded
