@@ -5,13 +5,15 @@ python -m tools.time_step --out FILE [--device cuda] [--kernels cuda] [--rows 1,
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from relight.engine.assemble import choose_device
 from relight.lab.step import measure
 from relight.lab.step_bench import SMALL, Found, Wanted
+
+USUAL = Wanted(widths=(1, 6, 8, 16), contexts=(8192, 1024, 131072), chunks=(), layers=8)
+"""What fits in a call of minutes: prompts take a definition's time, and layers much memory."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -23,23 +25,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kernels", default="auto")
-    parser.add_argument("--rows", type=numbers, default=(1, 6, 8, 16))
-    parser.add_argument("--context", type=numbers, default=(8192, 1024, 131072))
-    parser.add_argument("--chunk", type=numbers, default=(), help="none: given rows take long")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rows", type=numbers, help="1,6,8,16")
+    parser.add_argument("--context", type=numbers, help="8192,1024,131072; the first for all ops")
+    parser.add_argument("--chunk", type=numbers, help="none: given rows take long")
+    parser.add_argument("--layers", type=int, help="8")
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
-    wanted = SMALL
-    if not args.small:
-        wanted = Wanted(
-            widths=args.rows,
-            contexts=args.context,
-            context=args.context[0],
-            chunks=args.chunk,
-            layers=args.layers,
-        )
-    wanted = replace(wanted, kernels=args.kernels, seconds=args.seconds)
+    usual = SMALL if args.small else USUAL
+    contexts = args.context or usual.contexts
+    wanted = replace(
+        usual,
+        widths=args.rows or usual.widths,
+        contexts=contexts,
+        context=contexts[0] if args.context else usual.context,
+        chunks=usual.chunks if args.chunk is None else args.chunk,
+        layers=args.layers or usual.layers,
+        kernels=args.kernels,
+        seconds=args.seconds,
+    )
 
     def tell(found: Found) -> None:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -50,7 +54,6 @@ def main() -> None:
             what = line.get("layer") or line["op"]
             print(f"{name} {what}: {line['rows']} rows at {line['context']}: {line['us']} us, "
                   f"{line['share_of_stream']:.0%} of the stream")  # fmt: skip
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,14 @@ def _print(found: dict[str, Any], size: str) -> None:
         ):
             rows = [_row(key, line) for line in lines]
             show.table(title, (key, *COLUMNS), rows, numbers=COLUMNS)
+        if peer := model.get("transformers"):
+            if "why_not" in peer:
+                show.line(f"transformers' layer was not timed: {peer['why_not']}")
+            else:
+                where = f"1 row at {peer['context']:,}"
+                show.line(f"transformers' {peer['layer']} layer, {where}: {peer['us']:,.1f} µs")
+        for note in model["notes"]:
+            show.line(note)
         for left in model["left"]:
             show.line(f"no time was left for {left}")
 
