@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.kernels.block import Block, block_of, in_place, in_words, short, strides
+from relight.kernels.block import Block, block_of, in_place, in_words, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
-from relight.kernels.launch import Long
 from relight.kernels.rows import Rows
+from relight.kernels.sources import source
 from relight.kernels.toolbox import Toolbox
 
 SOURCE = "cuda/row.cu"
@@ -193,7 +193,6 @@ class StepVectors:
         if vectors:
             made = kernel(self._tools.form, way, block, x.dtype, x.dtype)
             launch = self._tools.load(made, block.threads)
-            where = strides(rows) if rows else (None, None, Long(0), Long(0), 1, 0, 0)
             turn = (positions, frequencies, sign, x.shape[1:-1].numel())
-            launch((vectors, 1), x, y, weight, eps, *turn, places, *where)
+            launch((vectors, 1), x, y, weight, eps, *turn, places, *source(rows))
         return y

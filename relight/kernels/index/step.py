@@ -109,7 +109,7 @@ class StepIndex:
 
 
 def _launches(asked: Asked) -> Iterator[tuple[Asked, int, slice]]:
-    """Of each launch: what its rows ask, whose lines of places are relative to the base of them,
+    """Of each launch: what its rows ask, whose lines of places are relative to that of the first,
     as the four bits of each row say; and which rows of all they are."""
     places = asked.places.contiguous()
     for at, to, sequences, base in launches(asked.counts):
@@ -127,7 +127,7 @@ def _launches(asked: Asked) -> Iterator[tuple[Asked, int, slice]]:
 
 
 def launches(counts: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each launch: the base row and the one behind the last, four bits for each row, and the
+    """Of each launch: the first row and the one behind the last, four bits for each row, and the
     sequence that they are relative to."""
     owners = [number for number, count in enumerate(counts) for _ in range(count)]
     at = 0
