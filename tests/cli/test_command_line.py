@@ -20,7 +20,7 @@ from relight.lab.synth import PRESETS
 
 def relight(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from relight.cli.main import main; main()", *arguments],
+        [sys.executable, "-m", "relight", *arguments],
         capture_output=True,
         text=True,
         env=os.environ | variables,
@@ -29,6 +29,29 @@ def relight(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 
 def test_the_version_is_the_packages() -> None:
     assert relight("version").stdout == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "module", ["relight.cli", "typer", "relight.cli.step", "relight.lab.doctor"]
+)
+def test_ctrl_c_while_anything_is_imported_ends_without_a_word(module: str) -> None:
+    """The last of them is imported by the command itself."""
+    script = """if True:
+        import os, signal, sys
+
+        class Interrupt:
+            def find_spec(self, name, *rest):
+                if name == wanted:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        wanted = sys.argv.pop(1)
+        sys.meta_path.insert(0, Interrupt())
+        from relight.__main__ import main
+        main()
+    """
+    command = [sys.executable, "-c", script, module, "doctor", "--json", "--no-audit"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_help_imports_no_heavy_module() -> None:
