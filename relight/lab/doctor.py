@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from relight import __version__
 from relight.base.official import V4_FLASH
 from relight.base.settings import Settings
 from relight.base.tensors import backbone_tensors
 from relight.engine.assemble import choose_device
-from relight.kernels.cuda_tools import VARIANTS, select
+from relight.kernels.cuda_tools import LINEAR, VARIANTS, select
+from relight.kernels.device import is_at_least_volta
 from relight.kernels.select import AUTO, OPS
 from relight.lab.audit import Audit, Promise
 from relight.lab.inprocess import start_in_process
@@ -23,6 +25,10 @@ from relight.lab.machine import Machine, read_machine
 from relight.lab.synth import TINY, synth
 
 GIB = 2**30
+INSTALL = (
+    "python -m pip install 'relight[cuda]' brings what kernels are compiled and launched by; "
+    "without it every op runs its torch definition"
+)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -51,10 +57,10 @@ class Report(msgspec.Struct, frozen=True):
 def examine(*, audit: bool = True) -> Report:
     """`audit` checks the promises, too, which takes some seconds."""
     machine = read_machine()
+    device = choose_device("auto")
     promises = quick_audit() if audit else ()
-    return Report(
-        __version__, machine, variants(), promises, (*findings(machine), *broken(promises))
-    )
+    found = (*findings(machine), *refused(device), *broken(promises))
+    return Report(__version__, machine, variants(device), promises, found)
 
 
 def quick_audit() -> tuple[Promise, ...]:
@@ -77,12 +83,28 @@ def broken(promises: Sequence[Promise]) -> list[Finding]:
     ]
 
 
-def variants() -> tuple[Variant, ...]:
-    """By `--kernels auto`, before any is tried."""
-    chosen = select(AUTO, choose_device("auto"), lambda text: None)
+def variants(device: torch.device) -> tuple[Variant, ...]:
+    """By `--kernels auto`, before any is tried; why not others is `refused` and `_speed`."""
+    chosen = select(AUTO, device, lambda text: None)
     return tuple(
         Variant(op, chosen.variant(op, "prefill"), chosen.variant(op, "step")) for op in OPS
     )
+
+
+def refused(device: torch.device) -> list[Finding]:
+    """Why kernels that are asked for by name would not run on a CUDA device, once a reason."""
+    if device.type != "cuda":
+        return []
+    heard: list[str] = []
+    selection = select(LINEAR.name, device, heard.append)
+    ops: dict[str, list[str]] = {}
+    for refusal in selection.refused:
+        ops.setdefault(refusal.reason, []).append(refusal.variant.op)
+    each = set(map(str, selection.refused))
+    told = [text for text in heard if text not in each]
+    told += [f"kernels for {', '.join(names)} cannot run: {why}" for why, names in ops.items()]
+    remedy = INSTALL if is_at_least_volta(device) else "nothing to do: the model runs without them"
+    return [Finding(text, remedy) for text in told]
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:

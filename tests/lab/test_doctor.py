@@ -2,9 +2,12 @@
 
 import msgspec
 import pytest
+import torch
 
+from relight.kernels import cuda_tools
+from relight.kernels.nvrtc import NoNvrtc
 from relight.lab.audit import Promise
-from relight.lab.doctor import broken, examine, findings, quick_audit
+from relight.lab.doctor import broken, examine, findings, quick_audit, refused
 from relight.lab.machine import Accelerator, Machine, read_machine
 
 GIB = 2**30
@@ -66,6 +69,33 @@ def test_kernels_are_offered_only_where_there_are_some() -> None:
     other = Accelerator("cuda:0", "MI300X", "9.4", 192 * GIB, 190 * GIB)
     assert "--kernels" not in remedies(accelerators=(other,), torch_build="ROCm 6.4")
     assert "no fast kernels for the CPU" in problems()
+
+
+def test_why_kernels_cannot_run_is_said_once_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC and cuda-core are missing; on an older device, on none, and where nothing is."""
+
+    def no_nvrtc(arch: str, library: object) -> None:
+        raise NoNvrtc("no NVRTC was found")
+
+    capability = (9, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(cuda_tools, "load", no_nvrtc)
+    monkeypatch.setattr(cuda_tools.importlib.util, "find_spec", lambda name: None)
+    where = torch.device("cuda")
+    nvrtc, missing = refused(where)
+    assert "no NVRTC was found" in nvrtc.problem
+    assert missing.problem.startswith("kernels for linear, experts, ")
+    assert missing.problem.endswith("missing: NVRTC for it, cuda-core")
+    assert "relight[cuda]" in missing.remedy
+    capability = (6, 1)
+    old, _ = refused(where)
+    assert "the device is sm_61" in old.problem
+    assert "install" not in old.remedy
+    assert refused(torch.device("cpu")) == []
+    monkeypatch.setattr(cuda_tools, "load", lambda arch, library: None)
+    monkeypatch.setattr(cuda_tools.importlib.util, "find_spec", lambda name: name)
+    capability = (7, 0)
+    assert refused(where) == []
 
 
 @pytest.mark.slow
