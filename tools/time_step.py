@@ -5,6 +5,8 @@ python -m tools.time_step --out FILE [--device cuda] [--kernels cuda] [--rows 1,
 
 import argparse
 import json
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +50,8 @@ def main() -> None:
     def tell(found: Found) -> None:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 
-    found = measure(wanted, choose_device(args.device), tell)
+    command = shlex.join(["python", "-m", "tools.time_step", *sys.argv[1:]])
+    found = measure(wanted, choose_device(args.device), tell, command)
     for name, model in found["models"].items():
         for line in (*model["layers"], *model["ops"]):
             what = line.get("layer") or line["op"]

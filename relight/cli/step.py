@@ -1,6 +1,8 @@
 """The step benchmark from the command line. Knows no model."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,7 +94,8 @@ def step(
         if out is not None:
             out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    found = measure(wanted, where, tell)
+    command = shlex.join(["relight", *sys.argv[1:]])
+    found = measure(wanted, where, tell, command)
     _print(found, ", narrow" if small else "")
 
 

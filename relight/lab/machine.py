@@ -70,6 +70,16 @@ def read_machine() -> Machine:
     )
 
 
+def device_name(device: torch.device) -> str:
+    """As its maker calls it."""
+    if device.type == "cpu":
+        return _processor()
+    module = torch.get_device_module(device)
+    return (
+        str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    )
+
+
 def _torch_build() -> str:
     if torch.version.cuda is not None:
         return f"CUDA {torch.version.cuda}"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from relight.base.numerics import Family
 from relight.lab.clock import Clock, Times
+from relight.lab.machine import device_name
 from relight.lab.peer import layer_times
 from relight.lab.roof import measure_roof
 from relight.lab.step_bench import (
@@ -34,13 +35,17 @@ from relight.model.transformer import Transformer
 Tell = Callable[[Found], None]
 
 
-def measure(wanted: Wanted, device: torch.device, tell: Tell) -> Found:
-    """All of it; `tell` gets what there is whenever there is more."""
+def measure(wanted: Wanted, device: torch.device, tell: Tell, command: str = "") -> Found:
+    """All of it; `tell` gets what there is whenever there is more. `command` is what asked."""
     deadline_s = time.monotonic() + wanted.seconds
     clock = Clock(device)
     roof = measure_roof(clock, small=wanted.small)
     models: Found = {}
     found: Found = {
+        "command": command,
+        "device": device_name(device),
+        "torch": str(torch.__version__),
+        "rounds": wanted.rounds,
         "roof": roof.told(),
         "recorded": clock.records,
         "models": models,

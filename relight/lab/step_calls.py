@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -92,7 +92,8 @@ def _noting(
 
 
 def _call(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> Call:
-    given = [*args, *kwargs.values()]
+    named = _named(function, args, kwargs)
+    given = list(named.values())
     weights = [x for x in given if isinstance(x, DenseWeight | Fp8Weight | Fp4Weight)]
     first = next((x for x in given if isinstance(x, Tensor)), None)
     kind = name
@@ -103,7 +104,7 @@ def _call(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> Call:
     return Call(
         kind,
         functools.partial(function, *args, **kwargs),
-        _moved(given) + tensor_bytes(out),
+        moved_bytes(named) + tensor_bytes(out),
         weights[0] if weights else None,
         first if weights else None,
     )
@@ -115,11 +116,27 @@ def _format(w: Any) -> str:
     return "fp8" if isinstance(w, Fp8Weight) else "fp4"
 
 
-def _moved(given: list[Any]) -> int:
+def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments by name; what travels together with cached rows, each by its own."""
+    named: dict[str, Any] = {}
+    for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+        parts = {}
+        if is_dataclass(value):
+            parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        together = any(isinstance(part, Rows) for part in parts.values())
+        named |= parts if together else {name: value}
+    return named
+
+
+def moved_bytes(named: Mapping[str, Any]) -> int:
     """Bytes that an op must read: of experts those that a row chose, of cached rows those that are
     listed, of rings (which are views into a pool) none that could be told, else all."""
+    given = list(named.values())
     rows = [x for x in given if isinstance(x, Rows)]
     lists = [x for x in given if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2]
+    counts = [int((listed >= 0).sum()) for listed in lists]
+    if "candidates" in named and rows:
+        counts = [_inside(named)]
     total = 0
     for x in given:
         if isinstance(x, Experts):
@@ -129,8 +146,20 @@ def _moved(given: list[Any]) -> int:
             total += int(each * int(ids.flatten().bincount().count_nonzero()))
         elif not isinstance(x, Rows) and not (isinstance(x, Tensor) and not x.is_contiguous()):
             total += tensor_bytes(x)
-    for one, listed in zip(rows, lists, strict=False):
-        total += (one.format.data_bytes + one.format.scale_bytes) * int((listed >= 0).sum())
+    for one, count in zip(rows, counts, strict=False):
+        total += (one.format.data_bytes + one.format.scale_bytes) * count
+    return total
+
+
+def _inside(named: Mapping[str, Any]) -> int:
+    """Of a selection inside of candidates: entries of the blocks that a row lists which sees more
+    than it may choose, once a sequence."""
+    total, size = 0, named["size"]
+    both = (named[name].split(list(named["counts"])) for name in ("candidates", "visible"))
+    for blocks, visible in zip(*both, strict=True):
+        listed = blocks[visible > named["k"]].unique()
+        for first in (listed[listed >= 0] * size).tolist():
+            total += min(size, max(0, int(visible.max()) - first))
     return total
 
 

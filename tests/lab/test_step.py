@@ -15,10 +15,11 @@ from relight.kernels import linear, store
 from relight.kernels.codec import DenseWeight
 from relight.kernels.rows import Rows
 from relight.lab.clock import Clock
+from relight.lab.machine import device_name
 from relight.lab.random_model import cut, narrow, random_weights
 from relight.lab.step import measure
 from relight.lab.step_bench import SMALL
-from relight.lab.step_calls import listening
+from relight.lab.step_calls import listening, moved_bytes
 
 CPU = torch.device("cpu")
 
@@ -33,6 +34,9 @@ def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["finished"]
     assert found["roof"]["stream_bytes_per_s"] > 0
+    assert (found["device"], found["torch"]) == (device_name(CPU), str(torch.__version__))
+    assert found["rounds"] == SMALL.rounds
+    assert found["command"].startswith("relight ")
     v4, v41 = found["models"]["v4-flash"], found["models"]["v4.1-flash"]
     assert {line["layer"] for line in v4["layers"]} == {"step", "csa", "hca"}
     assert {line["layer"] for line in v41["layers"]} == {"step"}
@@ -84,6 +88,24 @@ def test_calls_are_heard_once_with_their_arguments_and_nothing_stays_behind() ->
     assert product.nbytes == x.nbytes + w.data.nbytes + out.nbytes
     assert torch.equal(product.run(), out)
     assert put.kind == "store.put []"
+
+
+def test_a_choice_inside_of_candidates_reads_their_keys_only() -> None:
+    """Blocks that rows of a sequence share count once; a row that sees no more than it may choose
+    needs none; behind what is seen there is nothing to read."""
+    tensors = {
+        "places": torch.arange(200).view(2, 100),
+        "visible": torch.tensor([98, 90, 9]),
+        "candidates": torch.tensor([[0, 2, 12], [2, 3, -1], [0, 1, -1]]),
+    }
+    keys = Rows.empty(float_row(32), 200, CPU)
+    named = {"keys": keys, "counts": [2, 1], **tensors, "k": 10, "size": 8}
+    entries = 8 + 8 + 8 + 2  # blocks 0, 2, 3 and what is seen of 12; the third row chooses all
+    given = sum(x.nbytes for x in tensors.values())
+    assert moved_bytes(named) == given + entries * 32 * 4
+    del named["candidates"]
+    given -= tensors["candidates"].nbytes
+    assert moved_bytes(named) == given + 200 * 32 * 4
 
 
 def test_runs_take_turns_and_the_first_round_does_not_count() -> None:
