@@ -26,7 +26,7 @@ Tokens = dict[str, list[int]]
 @dataclass(frozen=True)
 class Arm:
     """`company`: requests that run at once, 0 for all. Arms of a `group` must give equal tokens;
-    the first of a group is what the others are compared with."""
+    the first of a group that runs is what the others are compared with, itself with none."""
 
     group: str
     name: str
@@ -87,7 +87,7 @@ def compare(
 ) -> dict[str, Any]:
     """Writes `out` after each arm. An arm that cannot run says why; one that its settings refuse is
     no fault on a processor, where nothing is recorded and no kernel runs."""
-    wanted: dict[str, Tokens] = {}
+    wanted: dict[str, tuple[str, Tokens]] = {}
     found: dict[str, dict[str, Any]] = {}
     result = {"requests": len(requests), "arms": found}
     for arm in arms:
@@ -101,9 +101,11 @@ def compare(
         except (RelightError, RuntimeError) as error:
             line.update(equal=False, difference=f"{type(error).__name__}: {error}")
         else:
-            gone = difference(ran.tokens, wanted.setdefault(arm.group, ran.tokens))
+            first, tokens = wanted.setdefault(arm.group, (arm.name, ran.tokens))
+            gone = difference(ran.tokens, tokens)
             line.update(
                 equal=not gone,
+                compared_with=None if first == arm.name else first,
                 difference=gone,
                 tokens=sum(map(len, ran.tokens.values())),
                 different_tokens=len({t for made in ran.tokens.values() for t in made}),

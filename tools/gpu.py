@@ -115,7 +115,12 @@ def judge_arms(found: Found) -> tuple[bool, str]:
 def _arm(found: Found) -> str:
     if "refused" in found:
         return f"refused ({found['refused']})"
-    words = "equal" if found.get("equal") else found.get("difference", "not equal")
+    if not found.get("equal"):
+        words = found.get("difference", "not equal")
+    elif first := found.get("compared_with"):
+        words = f"equal to {first}"
+    else:
+        words = "ran"
     return f"{words} ({found.get('step_ms')} ms a step)"
 
 

@@ -170,6 +170,11 @@ def test_texts_are_compared_on_a_processor_too(tmp_path: Path, monkeypatch) -> N
         equal_text.main()
     assert ended.value.code == 0
     arms = json.loads(out.read_text())["arms"]
+    compared = {name: arm.get("compared_with") for name, arm in arms.items() if "tokens" in arm}
+    assert compared == {
+        "reference: eager, together": None,  # the first that ran
+        "reference: eager, alone": "eager, together",
+    }
     assert arms["reference: eager, together"]["tokens"] == 7
     assert "graphs is on, and steps on cpu" in arms["reference: recorded, together"]["refused"]
     assert "kernels is 'cuda'" in arms["cuda: eager, alone"]["refused"]
