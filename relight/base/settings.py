@@ -18,6 +18,7 @@ import msgspec
 from relight.base.errors import BadSetting
 from relight.base.knobs import GROUPS, PREFIX, Group, Knob, declare, describe, parse_bytes
 from relight.base.packaged import EMBER
+from relight.base.proven import which
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         declare(
             "compute",
             "which kernels run; reference: the plain torch definitions; auto: compiled ones that a "
-            "device has proven, of which there are none yet; cuda: all compiled ones, for "
-            "generated tokens where weights can take them",
+            f"device has proven, {which()}; cuda: all compiled ones, for generated tokens where "
+            "weights can take them",
         ),
     ] = "auto"
     kernel_cache: Annotated[

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from relight.base.proven import PROVEN
 from relight.kernels.build import builder
 from relight.kernels.device import architecture, is_at_least_volta
 from relight.kernels.launch import NoLauncher, cuda_launcher
@@ -21,13 +22,13 @@ NVRTC = "NVRTC for it"
 CORE = "cuda-core"
 ALL = (DEVICE, VOLTA, NVRTC, CORE)
 
-LINEAR = Variant("linear", "step", "cuda", ALL)
-EXPERTS = Variant("experts", "step", "cuda", ALL)
-HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE = (
-    Variant(op, "step", "cuda", ALL)
-    for op in ("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample")
+LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE = (
+    Variant(op, "step", "cuda", ALL, op in PROVEN)
+    for op in (
+        *("linear", "experts", "attend", "index"),
+        *("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample"),
+    )
 )
-ATTEND, INDEX = (Variant(op, "step", "cuda", ALL) for op in ("attend", "index"))
 SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE)
 VARIANTS = (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
 

@@ -102,7 +102,10 @@ def refused(device: torch.device) -> list[Finding]:
         ops.setdefault(refusal.reason, []).append(refusal.variant.op)
     each = set(map(str, selection.refused))
     told = [text for text in heard if text not in each]
-    told += [f"kernels for {', '.join(names)} cannot run: {why}" for why, names in ops.items()]
+    told += [
+        f"kernels for {', '.join(dict.fromkeys(names))} cannot run: {why}"
+        for why, names in ops.items()
+    ]
     remedy = INSTALL if is_at_least_volta(device) else "nothing to do: the model runs without them"
     return [Finding(text, remedy) for text in told]
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from relight.base.errors import BadSetting
 from relight.base.knobs import GROUPS, format_bytes, parse_bytes
+from relight.base.proven import which
 from relight.base.settings import KNOBS, NEEDS, Settings, load
 
 MODEL = {"model": "folder"}
@@ -124,3 +125,9 @@ def test_a_shown_byte_count_reads_back_as_itself(count: int) -> None:
 def test_settings_survive_the_process_boundary() -> None:
     settings = load(MODEL | {"num_slots": "7"}, {}).settings
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings) == settings
+
+
+def test_help_says_which_kernels_are_proven() -> None:
+    assert f"a device has proven, {which()};" in KNOBS["kernels"].help
+    assert which(()) == "of which there are none yet"
+    assert which(("linear", "norm")) == "those of linear, norm"
