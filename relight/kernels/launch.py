@@ -25,6 +25,9 @@ ELF = b"\x7fELF"
 
 Grid = tuple[int, int]
 
+MOST_ROWS = 65_535
+"""The second size of a grid, where each row has blocks of its own."""
+
 
 class Long(int):
     """An argument of 64 bits."""

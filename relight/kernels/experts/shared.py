@@ -7,13 +7,12 @@ from torch import Tensor
 from relight.kernels.block import in_place, plain, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
+from relight.kernels.launch import MOST_ROWS
 from relight.kernels.toolbox import Toolbox
 
 SOURCE = "experts/shared.cu"
 
 THREADS = 256
-MOST_ROWS = 65_535
-"""The second size of a grid."""
 
 
 def kernel(form: Form, entry: str, boundary: torch.dtype) -> Kernel:

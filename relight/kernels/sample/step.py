@@ -4,13 +4,10 @@ import torch
 from torch import Tensor
 
 from relight.kernels.block import in_place
-from relight.kernels.launch import Launch
+from relight.kernels.launch import MOST_ROWS, Launch
 from relight.kernels.sample import cuda
 from relight.kernels.sample.params import SampleParams
 from relight.kernels.toolbox import Toolbox
-
-MOST_ROWS = 65_535
-"""The second size of a grid."""
 
 
 class StepSample:
