@@ -47,7 +47,18 @@ class Trial(NamedTuple):
     choice: Choice
     confidence: tuple[float, ...]
 
+    @property
+    def num_likely(self) -> int:
+        """Guesses that the choice lets through."""
+        number = 0
+        for sure in self.confidence[: self.choice.depth]:
+            if sure < self.choice.threshold:
+                break
+            number += 1
+        return number
+
     def cut(self, depth: int) -> "Trial":
+        """As if no more had been asked for."""
         choice = self.choice
         return self._replace(choice=choice._replace(depth=min(choice.depth, depth)))
 

@@ -159,17 +159,14 @@ class Speculation:
 
     def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
         """The guesses that are worth a row, and that no mask hangs on."""
-        choice = self._choice(sequence)._replace(depth=len(proposed.tokens))
         tokens = proposed.tokens
         if sequence.guide is not None:
             tokens = sequence.guide.guesses(tokens)
-        likely = 0
-        while likely < len(tokens) and proposed.confidence[likely] >= choice.threshold:
-            likely += 1
-        sequence.trial = Trial(self._kind(sequence), choice, proposed.confidence)
-        if not likely and tokens:
-            self._learn(sequence.trial, 0, 0)  # they take no row, and bring nothing
-        return tokens[:likely]
+        choice = self._choice(sequence)._replace(depth=len(tokens))
+        trial = sequence.trial = Trial(self._kind(sequence), choice, proposed.confidence)
+        if not trial.num_likely and tokens:
+            self._learn(trial, 0, 0)  # they take no row, and bring nothing
+        return tokens[: trial.num_likely]
 
     def count(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
         """Guesses of the sequence have been checked."""
@@ -181,7 +178,11 @@ class Speculation:
             self._learn(sequence.trial, num_proposed, num_accepted)
 
     def _learn(self, trial: Trial, num_proposed: int, num_accepted: int) -> None:
+        """Of guesses that pages or a grammar have cut off nothing is learnt: neither that they were
+        unlikely nor that they were wrong."""
         if self._depths is not None:
+            if num_proposed < trial.num_likely:
+                trial = trial.cut(num_proposed)
             self._depths.learn(trial, num_proposed, num_accepted)
 
     # -- what is told of it

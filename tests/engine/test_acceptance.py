@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from relight.engine.acceptance import LEAST, MEMORY, Acceptance, Choice, Shares
+from relight.engine.acceptance import LEAST, MEMORY, Acceptance, Choice, Shares, Trial
 from relight.engine.steptimes import GROUP_NAMES, Curve, Recent, StepTimes, group_of
 
 
@@ -98,3 +98,12 @@ def test_steps_belong_to_the_groups_that_are_told() -> None:
         "5-16": list(range(5, 17)),
         "17+": [17, 18, 19],
     }
+
+
+def test_guesses_are_cut_by_their_likeliness_or_by_what_was_asked_for() -> None:
+    trial = Trial(("greedy", "content"), Choice(3, 0.5), (0.9, 0.5, 0.4, 0.9))
+    assert trial.num_likely == 2
+    assert trial.cut(1).num_likely == 1
+    assert trial.cut(5) == trial
+    assert trial._replace(choice=Choice(4, 0.0)).num_likely == 4
+    assert trial._replace(choice=Choice(2, 0.95)).num_likely == 0

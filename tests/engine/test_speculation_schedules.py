@@ -183,6 +183,27 @@ def test_what_hangs_on_tokens_before_it_is_not_guessed() -> None:
     engine.check_texts()
 
 
+def test_guesses_that_pages_cut_off_teach_nothing() -> None:
+    """They were neither unlikely nor wrong: all that were tried are right, and known to be."""
+    engine = speculating("all", 4, 0.0, random.Random(1), adapts=True, max_context=64, num_pages=8)
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    assert speculation._depths is not None
+    for seed in range(12):
+        engine.add([1, 2], max_tokens=29, seed=seed)
+    proposed = []
+    while not engine.loop.idle:
+        engine.step()
+        rows = [rows for rows in engine.plans[-1].made if rows.proposed]
+        proposed += [one.proposed for one in rows]
+    engine.check_texts()
+    assert 0 < min(proposed) < max(proposed), "nothing was cut"
+    shares = speculation._depths._all._shares[0]
+    assert shares.counts[0] >= 8
+    for drafted, right, count in zip(shares.drafted, shares.right, shares.counts, strict=True):
+        assert drafted == right == (1.0 if count else 0.0)
+
+
 def test_guesses_are_counted_for_each_request() -> None:
     rng = random.Random(3)
     engine = speculating("random", 4, 0.0, rng, num_slots=3, max_context=100, num_pages=90)
