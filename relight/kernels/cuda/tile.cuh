@@ -1,0 +1,229 @@
+// A block's tile along K: the sums of TILE_ROWS rows of weights with TILE_TOKENS tokens, for many tokens. Knows no op.
+//
+// What is summed never depends on the tile, on the number of tokens or on their place. One block walks K in ascending units; a
+// unit is summed by the matrix unit from zero and added in float32 with its scale,
+//     total = fma(sum, scale of the token * scale of the weights, total).
+// No split of K, no atomics: a token's bits depend on the weights and on that token alone. Columns of the matrix unit do not mix,
+// so what is not a number stays with its token. Rows and tokens that there are not repeat the last one, and the op drops them.
+//
+// BLOCK is the block of E4M3 scales, 128 x 128 or 32 x 32 weights. Where it is 32 (FOLDED) tokens come as bf16, rounded to their
+// grid before, and the scale goes into the bf16 multiply that decoding makes anyway, as in walk.cuh: nothing is left to scale.
+//
+// A unit of both sides lies in shared memory as memory has it, STAGES of them in a ring (COPIES: filled past the registers), and
+// is decoded by the warps that read it. With 32 rows x 64 tokens a warp, eight warps read 96 KiB of E4M3 in a unit, 768 clocks of
+// a processor's shared memory, and decode as long at the same time; an H200 multiplies for 1,024 clocks at its best, and by these
+// instructions for about 1,600. Lanes read 16 contiguous bytes of a row; `place` spreads what is read at once over all banks.
+//
+// Lanes hold 16 rows x COLUMNS tokens as the instruction has them. Form 70 differs from lanes.cuh: its quad-pairs are four tiles
+// of 8 x 8 that all walk the same K, where those of a step are four quarters of K, which would take four times the sums.
+//
+// Macros that decide bits: FORMAT (8 E4M3, 16 bf16), BLOCK, STEP_FORM and what of decode.cuh the form has. Macros that decide
+// speed only: ROW_WARPS, TOKEN_WARPS, TILES (of 16 rows, a warp), TOKEN_TILES (of 8), STAGES, COPIES, MIN_BLOCKS, PDL.
+#pragma once
+#include "decode.cuh"
+
+constexpr int COLUMNS = STEP_FORM == 70 ? 16 : 8;  // tokens of a matrix tile
+constexpr int RESULTS = STEP_FORM == 70 ? 8 : 4;   // sums of a lane in it
+constexpr int HALVES = STEP_FORM == 70 ? 1 : 2;    // rows of it that a lane brings
+constexpr int COLUMN_TILES = 8 * TOKEN_TILES / COLUMNS, JOINT = COLUMN_TILES % 2 ? 1 : 2;
+constexpr int WARPS = ROW_WARPS * TOKEN_WARPS, THREADS = 32 * WARPS, WARP_ROWS = 16 * TILES, WARP_TOKENS = 8 * TOKEN_TILES;
+constexpr int TILE_ROWS = ROW_WARPS * WARP_ROWS, TILE_TOKENS = TOKEN_WARPS * WARP_TOKENS;
+
+constexpr int W_ROW = UNIT * FORMAT / 8, X_ROW = UNIT * X_BYTES, W_CHUNKS = W_ROW / 16, X_CHUNKS = X_ROW / 16;  // of a unit
+constexpr int W_EACH = TILE_ROWS * W_CHUNKS / THREADS, X_EACH = TILE_TOKENS * X_CHUNKS / THREADS;              // a thread's
+constexpr int PASS_CHUNKS = STEP_FORM == 70 ? 1 : 4, PASSES = W_CHUNKS / PASS_CHUNKS, STEPS = LOADED / 4;
+constexpr bool SCALED = X_BYTES == 1, FOLDED = FORMAT == 8 && BLOCK == 32;
+constexpr int X_AT = TILE_ROWS * W_ROW, SCALES_AT = X_AT + TILE_TOKENS * X_ROW;
+constexpr int STAGE_BYTES = SCALES_AT + (SCALED ? 4 * TILE_TOKENS : 0);
+static_assert(FORMAT == 8 || FORMAT == 16, "E2M1 has a scale for each 32 values");
+static_assert(!FOLDED || X_BF16, "32 x 32 scales go into the decoding of bf16");
+static_assert(COLUMN_TILES * COLUMNS == WARP_TOKENS, "form 70 has 16 tokens in a tile");
+static_assert(W_EACH * THREADS == TILE_ROWS * W_CHUNKS && X_EACH * THREADS == TILE_TOKENS * X_CHUNKS, "threads copy alike");
+static_assert(TILE_TOKENS <= THREADS, "a thread copies the scale of one token");
+static_assert(128 % TILE_ROWS == 0, "a tile lies in one block of scales");
+static_assert(!FOLDED || WARP_ROWS == 32, "a warp's rows lie in one block of scales");
+static_assert(STAGE_BYTES % 16 == 0, "stages begin at whole 16 bytes");
+
+extern __shared__ uint4 stages[];  // [STAGES][STAGE_BYTES]
+D u8* stage_of(int u) { return (u8*)stages + u % STAGES * STAGE_BYTES; }
+
+// Where a chunk of 16 bytes lies. Eight lanes read at once: of rows 2j and 2j + 1 four chunks each, every second one where a lane
+// reads two (words); in form 70 one chunk of rows 0-3 and 8-11. Each time these are eight different 16 bytes of 128.
+D int place(int row, int chunk, int chunks, int words) {
+  const int a = row & 1, b = row >> 1 & 1, c = row >> 3 & 1;
+  return 16 * (row * chunks + (chunk ^ (words == 2 ? a | b << 1 | c << 2 : a << 2 | b << 1 | c)));
+}
+D int w_place(int row, int chunk) { return place(row, chunk, W_CHUNKS, 1); }
+D int x_place(int token, int chunk) { return X_AT + place(token, chunk, X_CHUNKS, X_WORDS); }
+
+D int warp_row() { return warp_id() % ROW_WARPS * WARP_ROWS; }
+D int warp_token() { return warp_id() / ROW_WARPS * WARP_TOKENS; }
+#if STEP_FORM == 70
+D int my_row(int) { return lane_row() + 8 * (lane_quarter() & 1); }
+D int my_token() { return lane_row() + 8 * (lane_quarter() >> 1); }
+D int my_chunk(int pass) { return pass; }
+D int result_row(int i) { return acc_row(i) + 8 * (lane_quarter() & 1); }
+D int result_token(int i) { return acc_token(i) + 8 * (lane_quarter() >> 1); }
+D void multiply(float (&c)[RESULTS], const u32 (&a)[HALVES][2], u32 b0, u32 b1) { mma_8(c, a[0][0], a[0][1], b0, b1); }
+#else
+D int my_row(int half) { return lane_row() + 8 * half; }
+D int my_token() { return lane_row(); }
+D int my_chunk(int pass) { return 4 * pass + lane_quarter(); }
+D int result_row(int i) { return acc_row(i); }
+D int result_token(int i) { return acc_token(i); }
+D void multiply(float (&c)[RESULTS], const u32 (&a)[HALVES][2], u32 b0, u32 b1) {
+  mma(c, a[0][0], a[1][0], a[0][1], a[1][1], b0, b1);
+}
+#endif
+
+// Where a tile's rows begin in memory; there may be fewer than it has room for.
+struct Tile {
+  const u8 *w, *x;  // 16 bytes aligned, as their steps
+  const u8* ws;     // E4M3: of the tile's first block of rows; of 32 x 32, 4 bytes aligned
+  const float* sx;  // where tokens are E4M3
+  int rows, tokens, w_step, x_step, ws_step, sx_step;  // steps from one row to the next: bytes, of sx floats
+};
+struct Copied {  // what a thread copies of each unit
+  const u8 *w, *x;
+  const float* sx;
+  int w_at[W_EACH], x_at[X_EACH];
+};
+D int nth(int i) { return threadIdx.x + i * THREADS; }
+D void aim(Copied& from, const Tile& tile) {
+  from.w = tile.w;
+  from.x = tile.x;
+  from.sx = SCALED ? tile.sx + min(nth(0), tile.tokens - 1) * tile.sx_step : nullptr;
+  UNROLL for (int i = 0; i < W_EACH; i++)
+    from.w_at[i] = min(nth(i) / W_CHUNKS, tile.rows - 1) * tile.w_step + 16 * (nth(i) % W_CHUNKS);
+  UNROLL for (int i = 0; i < X_EACH; i++)
+    from.x_at[i] = min(nth(i) / X_CHUNKS, tile.tokens - 1) * tile.x_step + 16 * (nth(i) % X_CHUNKS);
+}
+D void next_unit(Copied& from) {
+  from.w += W_ROW;
+  from.x += X_ROW;
+  if (SCALED) from.sx++;
+}
+D int w_to(int i) { return w_place(nth(i) / W_CHUNKS, nth(i) % W_CHUNKS); }
+D int x_to(int i) { return x_place(nth(i) / X_CHUNKS, nth(i) % X_CHUNKS); }
+D float* scale_at(u8* stage, int token) { return (float*)(stage + SCALES_AT) + token; }
+
+#if COPIES
+D void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+D void copy4(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+struct Flight {
+  D void ask(Copied& from, int u, int units) {
+    if (u < units) {
+      u8* to = stage_of(u);
+      UNROLL for (int i = 0; i < W_EACH; i++) copy16(to + w_to(i), from.w + from.w_at[i]);
+      UNROLL for (int i = 0; i < X_EACH; i++) copy16(to + x_to(i), from.x + from.x_at[i]);
+      if (SCALED && threadIdx.x < TILE_TOKENS) copy4(scale_at(to, threadIdx.x), from.sx);
+      next_unit(from);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  D void begin(Copied& from, int units) {
+    UNROLL for (int u = 0; u < STAGES - 1; u++) ask(from, u, units);
+  }
+  D void enter() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncthreads();
+  }
+  D void leave(int, int) {}
+};
+#else
+static_assert(STAGES == 2, "one that is read and one that is written");
+struct Flight {  // a unit in registers
+  uint4 w[W_EACH], x[X_EACH];
+  float sx;
+  D void ask(Copied& from, int u, int units) {
+    if (u >= units) return;
+    UNROLL for (int i = 0; i < W_EACH; i++) w[i] = load16(from.w + from.w_at[i]);
+    UNROLL for (int i = 0; i < X_EACH; i++) x[i] = load16(from.x + from.x_at[i]);
+    if (SCALED) sx = *from.sx;
+    next_unit(from);
+  }
+  D void begin(Copied& from, int units) {
+    ask(from, 0, units);
+    leave(-1, units);
+  }
+  D void enter() { __syncthreads(); }
+  D void leave(int u, int units) {  // since all are done with unit u - 1, whose stage unit u + 1 takes
+    if (u + 1 >= units) return;
+    u8* to = stage_of(u + 1);
+    UNROLL for (int i = 0; i < W_EACH; i++) *(uint4*)(to + w_to(i)) = w[i];
+    UNROLL for (int i = 0; i < X_EACH; i++) *(uint4*)(to + x_to(i)) = x[i];
+    if (SCALED && threadIdx.x < TILE_TOKENS) *scale_at(to, threadIdx.x) = sx;
+  }
+};
+#endif
+
+D u32 up_by(u32 scale) { return (scale + 120) * 0x00800080u; }  // a pair of 2^120 times it: 2^7 at most, as the binder holds
+
+typedef float Totals[TILES][COLUMN_TILES][RESULTS];
+// `up`: what the decoding of a bf16 multiplies by.
+D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
+  u32 a[TILES][STEPS][HALVES][2];
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int h = 0; h < HALVES; h++) {
+      const uint4 w = *(const uint4*)(stage + w_place(warp_row() + 16 * t + my_row(h), my_chunk(pass)));
+      UNROLL for (int i = 0; i < STEPS; i++) step(w, i, a[t][i][h][0], a[t][i][h][1], up);
+    }
+  UNROLL for (int n = 0; n < COLUMN_TILES; n += JOINT) {  // two at once: sums that do not wait for each other
+    u32 x[JOINT][LOADED / 2];
+    UNROLL for (int j = 0; j < JOINT; j++) {
+      const int token = warp_token() + COLUMNS * (n + j) + my_token();
+      uint4 v[X_WORDS];
+      UNROLL for (int i = 0; i < X_WORDS; i++) v[i] = *(const uint4*)(stage + x_place(token, my_chunk(pass) * X_WORDS + i));
+      unpack_x(v, x[j]);
+    }
+    UNROLL for (int i = 0; i < STEPS; i++)
+      UNROLL for (int j = 0; j < JOINT; j++)
+        UNROLL for (int t = 0; t < TILES; t++) multiply(sum[t][n + j], a[t][i], x[j][2 * i], x[j][2 * i + 1]);
+  }
+}
+D void add(Totals& total, const Totals& sum, u8* stage, float raise) {
+  UNROLL for (int n = 0; n < COLUMN_TILES; n++)
+    UNROLL for (int i = 0; i < RESULTS; i++) {
+      const float f = SCALED ? *scale_at(stage, warp_token() + COLUMNS * n + result_token(i)) * raise : raise;
+      UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] = __fmaf_rn(sum[t][n][i], f, total[t][n][i]);
+    }
+}
+
+// All `units` of K. Ends with all threads done with the stages, so that the op may use their memory.
+D void sum_tile(Totals& total, const Tile& tile, int units) {
+  Copied from;
+  aim(from, tile);
+  const u8* scales = tile.ws + (FOLDED ? min(warp_row(), tile.rows - 1) / BLOCK * tile.ws_step : 0);
+  Flight flight;
+  flight.begin(from, units);
+  for (int u = 0; u < units; u++) {
+    flight.enter();  // unit u is there for all threads, and all are done with unit u - 1, whose stage the next one takes
+    u8* stage = stage_of(u);
+    const u32 ws = FORMAT == 16 ? 0 : FOLDED ? __ldg((const u32*)scales + u) : __ldg(scales + u);
+    Totals sum = {};
+#if STEP_FORM == 70
+#pragma unroll 1  // eight times the code would not stay in the cache
+#else
+    UNROLL
+#endif
+    for (int pass = 0; pass < PASSES; pass++) {
+      sum_pass(sum, stage, pass, FOLDED ? up_by(ws >> 4 * (my_chunk(pass) & 6) & 255) : UP);
+      if (pass == 0) flight.ask(from, u + STAGES - 1, units);  // while the matrix unit has work
+    }
+    add(total, sum, stage, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(ws) : 1.f));
+    flight.leave(u, units);
+  }
+  __syncthreads();
+}
+
+// Calls with each sum of this lane: result(row, token, sum), both in the tile.
+template <class Result> D void each(const Totals& total, Result result) {
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int n = 0; n < COLUMN_TILES; n++)
+      UNROLL for (int i = 0; i < RESULTS; i++)
+        result(warp_row() + 16 * t + result_row(i), warp_token() + COLUMNS * n + result_token(i), total[t][n][i]);
+}
