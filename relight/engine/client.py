@@ -117,7 +117,10 @@ class _Switchboard:
             if answers := self._open.pop(message.id, None):
                 answers.put_nowait(message.fault.error())
             return
-        self._stats = message.stats
+        stats = message.stats
+        if not stats.spec_choices:
+            stats = msgspec.structs.replace(stats, spec_choices=self._stats.spec_choices)
+        self._stats = stats
         for delta in message.deltas:
             answers = self._open.get(delta.id)
             if answers is not None:  # else it was aborted, and this crossed the abort

@@ -74,11 +74,12 @@ class Fit(NamedTuple):
 
 
 class Depths:
-    """`thresholds` rise. `chosen`: what seems best for each kind in each group of steps."""
+    """`thresholds` rise. `chosen`: what seems best for each kind in each group of steps; another
+    dictionary where it has changed."""
 
     def __init__(self, most: int, thresholds: Sequence[float]) -> None:
         self.most = most
-        self.chosen: dict[tuple[Kind, int], Choice] = {}
+        self.chosen: Mapping[tuple[Kind, int], Choice] = {}
         self._lowest = thresholds[0]
         self._all = Acceptance(most, thresholds)
         self._acceptance: defaultdict[Kind, Acceptance] = defaultdict(
@@ -138,8 +139,7 @@ class Depths:
             if self._fit.asks:
                 self._rest = REST
                 self._until_look = SOON if was_off else self._until_look
-            for kind, choice in self._fit.choices.items():
-                self.chosen[kind, group_of(rows)] = choice
+            self._tell(self._fit.choices, rows)
         if not self._fit.asks:
             return self._fit
         room = self._room
@@ -156,7 +156,13 @@ class Depths:
         self._all.forget()
         for kind in counts:
             self._acceptance[kind].forget()
-            self.chosen[kind, group_of(rows)] = OFF
+        self._tell(dict.fromkeys(counts, OFF), rows)
+
+    def _tell(self, choices: Mapping[Kind, Choice], rows: int) -> None:
+        group = group_of(rows)
+        chosen = {**self.chosen, **{(kind, group): choice for kind, choice in choices.items()}}
+        if chosen != self.chosen:
+            self.chosen = chosen
 
     @property
     def _room(self) -> float:

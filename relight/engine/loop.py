@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from relight.base.errors import RelightError, Unavailable
-from relight.base.types import EngineStats, Request, TableReads, TokenDelta
+from relight.base.types import EngineStats, Request, SpecChoice, TableReads, TokenDelta
 from relight.engine.cost import CostMeter, Load, Pace
 from relight.engine.guides import Guides
 from relight.engine.plan import Result, StepPlan
@@ -59,6 +59,7 @@ class Loop:
         self._goes_on = False  # there was work left when the last step had been read
         self.awaited: tuple[StepPlan, float] | None = None
         self._step_s = 0.0
+        self._told: tuple[SpecChoice, ...] = ()
         self._meter = CostMeter()
         self._pace = Pace()
 
@@ -149,8 +150,16 @@ class Loop:
             except RelightError as error:
                 answers.append(Refused(message.request.id, Fault.of(error)))
         deltas = self.step()
-        answers.append(Tokens(deltas, self.stats()))
+        answers.append(Tokens(deltas, self._news()))
         return answers
+
+    def _news(self) -> EngineStats:
+        """What a client is told: it keeps choices that it knows, which seldom change."""
+        stats = self.stats()
+        if stats.spec_choices is self._told:
+            return msgspec.structs.replace(stats, spec_choices=())
+        self._told = stats.spec_choices
+        return stats
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[TokenDelta]:
         reason = f"step {plan.step} failed: {type(error).__name__}: {error}"

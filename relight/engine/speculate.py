@@ -72,6 +72,10 @@ class Speculation:
         self._fixed = Choice(most, threshold)
         thresholds = (threshold,) if threshold else THRESHOLDS
         self._depths = Depths(most, thresholds) if adapts else None
+        self._chosen: object = None  # what `_choices` tells of
+        self._choices: tuple[SpecChoice, ...] = ()
+        if not adapts:
+            self._choices = (SpecChoice("all", "all", "all", *self._fixed),)
         self._sections = sections or {}
         self._policy = Policy({})
         self._launched: deque[Step] = deque()
@@ -188,9 +192,11 @@ class Speculation:
     # -- what is told of it
 
     def choices(self) -> tuple[SpecChoice, ...]:
-        if self._depths is None:
-            return (SpecChoice("all", "all", "all", *self._fixed),)
-        return tuple(
-            SpecChoice(*kind, GROUP_NAMES[group], *choice)
-            for (kind, group), choice in self._depths.chosen.items()
-        )
+        """The same tuple until they change."""
+        if self._depths is not None and self._chosen is not self._depths.chosen:
+            self._chosen = self._depths.chosen
+            self._choices = tuple(
+                SpecChoice(*kind, GROUP_NAMES[group], *choice)
+                for (kind, group), choice in self._depths.chosen.items()
+            )
+        return self._choices

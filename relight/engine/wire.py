@@ -66,7 +66,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """What a step made and how the engine stands after it; without deltas it is a sign of life."""
+    """What a step made and how the engine stands after it; without deltas it is a sign of life.
+    `stats.spec_choices` are there where they have changed."""
 
     deltas: list[TokenDelta]
     stats: EngineStats

@@ -1,6 +1,7 @@
 """Text is the same with guesses or without: on an engine whose memory is simulated, in random
 schedules, whatever is guessed."""
 
+import asyncio
 import logging
 import math
 import random
@@ -10,8 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from relight.base.types import Guessed
+from relight.engine.client import LocalClient
 from relight.engine.plan import Proposed, Result, StepPlan
 from relight.engine.speculate import Speculation
+from relight.engine.wire import Tokens
 from tests.engine.conftest import VOCAB, AtLast, AtOnce, SimulatedEngine, text_alone
 from tests.engine.schedules import disturb, random_prompt
 
@@ -230,6 +233,27 @@ def test_a_set_number_is_asked_for_whatever_it_brings() -> None:
     (choice,) = engine.loop.stats().spec_choices
     assert (choice.sampling, choice.section, choice.requests) == ("all", "all", "all")
     assert (choice.depth, choice.threshold) == (3, 0.0)
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_choices_are_sent_where_they_change_and_known_at_any_time(adapts: bool) -> None:
+    rng = random.Random(1)
+    engine = speculating("all", 3, 0.0, rng, adapts=adapts, max_context=400, num_pages=400)
+    client = LocalClient(engine.loop, None)  # type: ignore[arg-type]
+    for seed in range(3):
+        engine.add([seed], max_tokens=300)
+    sent, changes, before = 0, 0, ()
+    while not engine.loop.idle:
+        (news,) = engine.loop.turn(())
+        assert isinstance(news, Tokens)
+        client._receive(news)
+        known = engine.loop.stats()
+        assert asyncio.run(client.stats()) == known
+        sent += bool(news.stats.spec_choices)
+        changes += known.spec_choices != before
+        before = known.spec_choices
+    assert before
+    assert sent == changes < 20
 
 
 def test_sections_are_those_of_the_last_marker() -> None:
