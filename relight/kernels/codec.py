@@ -221,7 +221,7 @@ def fp4_round(x: Tensor, block: int = 32) -> Tensor:
 
 
 class FastLinear(Protocol):
-    """Kernels for products of few rows, given to a weight at load."""
+    """Kernels for products of rows of one family, handed to a weight at load."""
 
     def takes(self, x: Tensor, w: "Weight", quantised: bool) -> bool: ...
 
@@ -238,7 +238,8 @@ class DenseWeight:
     quantised."""
 
     data: Tensor  # [N, K]
-    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)
+    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
 
     quantised = False
     act_block = 0
@@ -263,7 +264,8 @@ class Fp8Weight:
     data: Tensor  # [N, K] uint8
     scale: Tensor  # [ceil(N / block), ceil(K / block)] uint8
     block: int
-    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)
+    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
 
     quantised = True
 
@@ -294,7 +296,8 @@ class Fp4Weight:
     data: Tensor  # [N, K / 2] uint8
     scale: Tensor  # [N, K / 32] uint8
     act_block: int = 128
-    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)
+    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
 
     quantised = True
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from relight.base.numerics import Family
 from relight.kernels.check import FLOATS, expect, expect_boundary, expect_family
-from relight.kernels.codec import Weight
+from relight.kernels.codec import FastLinear, Weight
 from relight.kernels.linear import reference
 
 
@@ -18,8 +18,9 @@ def linear(x: Tensor, w: Weight, family: Family, quantised: bool, boundary: torc
     expect(x, "x", (None, w.shape[1]), FLOATS)
     expect_family(family)
     expect_boundary(boundary)
-    if family == "step" and w.fast is not None and w.fast.takes(x, w, quantised):
-        return w.fast.linear(x, w, boundary)
+    kernels = _kernels(w, family)
+    if kernels is not None and kernels.takes(x, w, quantised):
+        return kernels.linear(x, w, boundary)
     return reference.linear(x, w, family, quantised, boundary)
 
 
@@ -33,6 +34,11 @@ def grouped(x: Tensor, w: Weight, family: Family, boundary: torch.dtype) -> Tens
     assert w.shape[0] % x.shape[1] == 0, f"{w.shape[0]} outputs in {x.shape[1]} groups"
     expect_family(family)
     expect_boundary(boundary)
-    if family == "step" and w.fast is not None and w.fast.takes_groups(x, w, boundary):
-        return w.fast.grouped(x, w, boundary)
+    kernels = _kernels(w, family)
+    if kernels is not None and kernels.takes_groups(x, w, boundary):
+        return kernels.grouped(x, w, boundary)
     return reference.grouped(x, w, family, boundary)
+
+
+def _kernels(w: Weight, family: Family) -> FastLinear | None:
+    return w.fast if family == "step" else w.given

@@ -99,3 +99,35 @@ def test_no_rows_give_no_rows(device: str) -> None:
     for family in FAMILIES:
         assert linear(x, w, family, True, BF16).shape == (0, 32)
         assert grouped(x.view(0, 1, 64), w, family, BF16).shape == (0, 1, 32)
+
+
+class Answers:
+    """Kernels that answer with one number."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def takes(self, x, w, quantised: bool) -> bool:
+        return quantised
+
+    def takes_groups(self, x, w, boundary) -> bool:
+        return boundary == BF16
+
+    def linear(self, x, w, boundary):
+        return torch.full((len(x), w.shape[0]), self.number)
+
+    def grouped(self, x, w, boundary):
+        return torch.full((*x.shape[:2], w.shape[0] // x.shape[1]), self.number)
+
+
+def test_each_family_asks_its_own_kernels_and_keeps_the_rest() -> None:
+    x, data = torch.zeros(2, 64), torch.randn(4, 64)
+    both = DenseWeight(data, fast=Answers(1.0), given=Answers(2.0))
+    made, given = DenseWeight(data, fast=both.fast), DenseWeight(data, given=both.given)
+    for family, number, own, other in (("step", 1.0, made, given), ("prefill", 2.0, given, made)):
+        for w, wanted in ((both, number), (own, number), (other, 0.0)):
+            assert bool((linear(x, w, family, True, BF16) == wanted).all())
+            assert bool((linear(x, w, family, False, BF16) == 0).all())
+            groups = x.view(1, 2, 64)
+            assert bool((grouped(groups, w, family, BF16) == wanted).all())
+            assert bool((grouped(groups, w, family, F32) == 0).all())
