@@ -226,12 +226,6 @@ SPEC_THRESHOLD = Metric(
     "The least probability of a guess, by the draft, that goes with that number.",
     labels=SPEC_KIND,
 )
-SPEC_OFF = Metric(
-    "relight:spec_decode_off",
-    "gauge",
-    "1: there are no guesses, because they would bring less than the time that they take; else 0.",
-    labels=SPEC_KIND,
-)
 SPEC_TOO_LONG = Metric(
     "relight:spec_decode_prompts_too_long",
     "counter",
@@ -315,7 +309,6 @@ METRICS = (
     SPEC_STEP_TIME,
     SPEC_DEPTH,
     SPEC_THRESHOLD,
-    SPEC_OFF,
     SPEC_TOO_LONG,
     TABLE_ROWS,
     TABLE_HITS,

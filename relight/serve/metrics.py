@@ -260,7 +260,6 @@ _ENGINE_METRICS: tuple[tuple[Metric, Callable[[EngineStats], Samples]], ...] = (
     (table.SPEC_STEP_TIME, _one(lambda s: s.spec_step_s)),
     (table.SPEC_DEPTH, _by_kind(lambda choice: choice.depth)),
     (table.SPEC_THRESHOLD, _by_kind(lambda choice: choice.threshold)),
-    (table.SPEC_OFF, _by_kind(lambda choice: choice.depth == 0)),
     (table.SPEC_TOO_LONG, _one(lambda s: s.spec_too_long)),
     (table.TABLE_ROWS, _one(lambda s: s.tables.rows)),
     (table.TABLE_HITS, _one(lambda s: s.tables.hits)),

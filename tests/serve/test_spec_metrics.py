@@ -64,8 +64,6 @@ def test_choices_are_told_by_kind_and_whether_guesses_are_off_because_they_lose(
         ("relight:spec_decode_depth", *loses): 0,
         ("relight:spec_decode_threshold", *pays): 0.2,
         ("relight:spec_decode_threshold", *loses): 0,
-        ("relight:spec_decode_off", *pays): 0,
-        ("relight:spec_decode_off", *loses): 1,
     }
 
 
