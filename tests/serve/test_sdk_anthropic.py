@@ -64,6 +64,24 @@ def test_a_stream_is_the_whole_answer(client: anthropic.Anthropic) -> None:
     assert kinds[-1] == "message_stop"
 
 
+def test_usage_is_the_same_streamed_or_not_and_adds_up_to_the_prompt() -> None:
+    """What was found in the cache is not known when a stream starts: there the whole prompt counts
+    as input, and the totals that its end tells take their place."""
+    one = rig(ReplayClient(answer, num_cached=3))
+    with live(one) as url, anthropic.Anthropic(base_url=url, api_key="x") as client:
+        whole = client.messages.create(**ASK).usage
+        with client.messages.stream(**ASK) as stream:
+            first, *_ = events = list(stream)
+            final = stream.get_final_message().usage
+    assert first.type == "message_start"
+    assert final == whole
+    assert whole.cache_read_input_tokens == 3
+    told = (first.message.usage, final, next(e.usage for e in events if e.type == "message_delta"))
+    for usage in told:
+        found = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+        assert (usage.input_tokens or 0) + found == len(one.client.requests[0].prompt)
+
+
 def test_tools_and_their_results(client: anthropic.Anthropic, served: tuple[Rig, str]) -> None:
     with client.messages.stream(**ASK, tools=[TOOL]) as stream:
         first = stream.get_final_message()
