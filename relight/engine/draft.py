@@ -87,6 +87,8 @@ class Draft:
         slot, start, total = sequence.slot, sequence.planned, len(sequence.tokens)
         if sequence.overran:
             self.lengths.append(SetLength(slot, start))
+            if sequence.awaits_budget:
+                self.counts.append(SetCounts(slot, sequence.closings()))
             sequence.overran = False
         if sequence.num_sent_pages < len(sequence.pages):
             first = sequence.num_sent_pages

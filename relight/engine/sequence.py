@@ -134,6 +134,18 @@ class Sequence:
         end = self.roles.find(MADE, boundary)
         return boundary <= (len(self.tokens) if end < 0 else end) - replay_rows
 
+    @property
+    def awaits_budget(self) -> bool:
+        """Whether its thinking budget is still to come."""
+        budget = self.request.sampling.think_budget
+        return budget is not None and self.num_made <= budget
+
+    def closings(self) -> tuple[int, ...]:
+        """Of the tokens that it has made those that close its thinking: all that its budget needs
+        to have counted, without penalties."""
+        close = self.request.sampling.think_close
+        return (close,) * self.tokens[self.num_prompt :].count(close)
+
     def expect(self) -> None:
         """One more token is being drawn."""
         self.tokens.append(0)

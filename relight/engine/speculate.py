@@ -101,10 +101,10 @@ class Speculation:
 
     def _may(self, sequence: Sequence) -> bool:
         """What may be drawn must not hang on the tokens before it: neither on how often each was
-        made (penalties, budgets), nor on a grammar that has begun."""
+        made (penalties), nor on a grammar that has begun."""
         return not (
             (sequence.guide is not None and not sequence.guide.is_free)
-            or sequence.request.sampling.counted
+            or sequence.request.sampling.penalised
             or self._is_too_long(sequence)
         )
 
@@ -163,7 +163,7 @@ class Speculation:
 
     def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
         """The guesses that are worth a row, and that no mask hangs on."""
-        tokens = proposed.tokens
+        tokens = proposed.tokens[: _num_before_budget(sequence)]
         if sequence.guide is not None:
             tokens = sequence.guide.guesses(tokens)
         choice = self._choice(sequence)._replace(depth=len(tokens))
@@ -182,8 +182,8 @@ class Speculation:
             self._learn(sequence.trial, num_proposed, num_accepted)
 
     def _learn(self, trial: Trial, num_proposed: int, num_accepted: int) -> None:
-        """Of guesses that pages or a grammar have cut off nothing is learnt: neither that they were
-        unlikely nor that they were wrong."""
+        """Of guesses that pages, a budget or a grammar have cut off nothing is learnt: neither that
+        they were unlikely nor that they were wrong."""
         if self._depths is not None:
             if num_proposed < trial.num_likely:
                 trial = trial.cut(num_proposed)
@@ -200,3 +200,12 @@ class Speculation:
                 for (kind, group), choice in self._depths.chosen.items()
             )
         return self._choices
+
+
+def _num_before_budget(sequence: Sequence) -> int | None:
+    """How many guesses leave the draw at which a thinking budget ends to a later step: what is
+    drawn there hangs on the tokens before. None: any."""
+    budget = sequence.request.sampling.think_budget
+    if budget is None or sequence.num_made >= budget:
+        return None
+    return budget - sequence.num_made - 1

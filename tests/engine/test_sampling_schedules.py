@@ -238,10 +238,31 @@ def test_no_schedule_changes_what_is_drawn(
         seen["counts set again"] += any(c.tokens for plan in engine.plans for c in plan.counts)
         assert engine.pool.num_held == engine.records.num_held == 0
         if engine.scheduler.speculation is not None:
+            seen["accepted with a budget"] += sum(
+                sum(s.checks[1:]) > 0 and s.request.sampling.think_budget is not None
+                for s in engine.sequences.values()
+            )
             seen["accepted"] += sum(engine.scheduler.speculation.tally.accepted)
-    wanted = {"stop", "length", "error", *(["accepted"] if depth else [])}
+    wanted = {"stop", "length", "error", *(["accepted", "accepted with a budget"] if depth else [])}
     wanted |= {"preempted while counted", "counts set again"} if tight else set()
     assert wanted <= {name for name, count in seen.items() if count}
+
+
+@pytest.mark.parametrize("budget", range(7))
+def test_a_budget_knows_whether_thinking_was_closed_by_guesses(
+    make_engine: type[SimulatedEngine], budget: int
+) -> None:
+    """Right ones and wrong ones, just before the budget ends and long before."""
+    watched = Watched(make_engine, random.Random(budget), depth=6)
+    for seed in range(1, 9):
+        sampling = SamplingParams(
+            max_tokens=10, seed=seed, think_budget=budget, think_close=5, logit_bias=((5, 3.0),)
+        )
+        watched.add([seed], sampling)
+    watched.run()
+    for id in watched.engine.texts:
+        watched.check(id)
+    assert sum(sum(s.checks[1:]) for s in watched.engine.sequences.values()) > 0
 
 
 def test_plans_without_penalties_set_no_counts(make_engine: type[SimulatedEngine]) -> None:

@@ -170,7 +170,7 @@ def test_a_step_with_guesses_is_not_overtaken() -> None:
 
 
 def test_what_hangs_on_tokens_before_it_is_not_guessed() -> None:
-    """Penalties and budgets count the tokens that were made; prompts may be too long for it."""
+    """Penalties count the tokens that were made; prompts may be too long for it."""
     engine = speculating("all", 3, 0.0, random.Random(1), num_slots=3)
     speculation = engine.scheduler.speculation
     assert speculation is not None
