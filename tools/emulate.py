@@ -35,9 +35,9 @@ INSTRUCTIONS = (
     ),
     (
         r'asm\("fma\.rn\.bf16x2.*?\);',
-        "const float up = __uint_as_float(0x7B800000u);"
-        "r = __float_as_uint(__uint_as_float(a << 16) * up) >> 16"
-        " | (__float_as_uint(__uint_as_float(a & 0xFFFF0000u) * up) & 0xFFFF0000u);",
+        "const float by = __uint_as_float(up & 0xFFFF0000u);"
+        "r = __float_as_uint(__uint_as_float(a << 16) * by) >> 16"
+        " | (__float_as_uint(__uint_as_float(a & 0xFFFF0000u) * by) & 0xFFFF0000u);",
     ),
     (
         r'asm\("\{ \.reg \.b16 l, h; cvt\.rn\.f16\.f32 l.*?256\.f\)\);',

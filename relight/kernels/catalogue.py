@@ -12,19 +12,23 @@ from relight.kernels.index import cuda as index
 from relight.kernels.linear import cuda as linear
 from relight.kernels.route import cuda as route
 from relight.kernels.sample import cuda as sample
-from relight.kernels.small import act_quant, slot_sum, stream_read
+from relight.kernels.small import act_quant, act_round, slot_sum, stream_read
+from relight.kernels.store import cuda as store
 
 ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 """What every kernel is compiled for in tests."""
 
 
 def kernels(arch: str) -> list[Kernel]:
-    """Of sm_NN or compute_NN, the shapes of V4-Flash."""
+    """Of sm_NN or compute_NN, the shapes of V4-Flash and V4.1-Flash."""
     form = form_of(arch)
-    ops = (linear, experts, shared, attend, index, hyper, vectors, compress, route, sample)
+    ops = (linear, experts, shared, attend, index, hyper, vectors, store, compress, route, sample)
     return [*(kernel for op in ops for kernel in op.kernels(form)), *_small(form)]
 
 
 def _small(form: Form) -> list[Kernel]:
-    quant = [act_quant(form, x_bf16=bf16) for bf16 in ((False, True) if form.bf16 else (False,))]
-    return [*quant, slot_sum(form), stream_read(form)]
+    dtypes = (False, True) if form.bf16 else (False,)
+    rounding = [act_quant(form, x_bf16=one, block=size) for one in dtypes for size in linear.BLOCKS]
+    if form.bf16:
+        rounding += [act_round(form, x_bf16=one, block=32) for one in dtypes]
+    return [*rounding, slot_sum(form), stream_read(form)]

@@ -53,6 +53,10 @@ def form_of(arch: str) -> Form:
     return Form(capability, 80 if capability >= 80 else 75 if capability >= 75 else 70)
 
 
+UNIT = {4: 128, 8: 128, 16: 64}
+"""Values of a row that are asked for at once, by bits of a value: rows are whole units."""
+
+
 @dataclass(frozen=True, slots=True)
 class Walk:
     """How a product is cut (`cuda/walk.cuh`). `slices` decides bits, the rest is speed."""
@@ -66,6 +70,12 @@ class Walk:
     min_blocks: int = 1
     ring: bool = False
     paired: bool = False
+    block: int = 128  # of E4M3 scales
+
+    @property
+    def units(self) -> int:
+        """Of a slice."""
+        return self.inner // self.slices // UNIT[self.format]
 
     @property
     def threads(self) -> int:
@@ -96,6 +106,7 @@ class Walk:
             ("RING", int(self.ring)),
             ("MIN_BLOCKS", self.min_blocks),
             ("PAIRED", int(self.paired)),
+            ("BLOCK", self.block),
             ("STEP_FORM", form.number),
             ("PDL", int(form.early)),
             ("X_BYTES", 2 if wide else 1),

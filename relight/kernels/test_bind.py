@@ -48,7 +48,7 @@ def stack(outputs: int, inner: int) -> StackedFp4:
 
 
 def test_weights_are_found_wherever_they_are_and_share_their_tensors() -> None:
-    layer = Layer(fp8(128, 1024), fp8(32, 1024, 32), torch.zeros(4))
+    layer = Layer(fp8(128, 1024), fp8(32, 1024, 64), torch.zeros(4))
     whole = [(layer, layer), {"other": 1}, DenseWeight(torch.zeros(16, 4096, dtype=BF16))]
     fast = Fast()
     binder = Binder(fast, fast)
@@ -59,7 +59,7 @@ def test_weights_are_found_wherever_they_are_and_share_their_tensors() -> None:
     assert first.fine is layer.fine
     assert other == {"other": 1}
     assert binder.bound.taken == {"linear": 3}
-    assert binder.bound.left == {"linear: its blocks are of 32, not 128": 2}
+    assert binder.bound.left == {"linear: its blocks are of 64, not one of (128, 32)": 2}
     assert layer.good.fast is None
 
 

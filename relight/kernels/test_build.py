@@ -7,7 +7,7 @@ from relight.kernels import nvrtc
 from relight.kernels.build import Builder, Kernel, Sources, build_all
 from relight.kernels.catalogue import ARCHITECTURES, kernels
 from relight.kernels.cubins import CubinCache
-from relight.kernels.forms import form_of
+from relight.kernels.forms import UNIT, form_of
 from relight.kernels.nvrtc import Compiled, CompileError, NoNvrtc, Nvrtc
 from relight.kernels.ptxas import Usage, usage
 
@@ -141,15 +141,28 @@ def test_the_assembler_is_read_entry_by_entry() -> None:
     assert usage("", "mine") == Usage()
 
 
+LENGTHS = {
+    128: (1024, 2048, 4096, 8192, 12288, 384),
+    32: (1280, 2304, 5120, 6144, 8192, 15360, 128),
+}
+
+
+def fp8_lengths() -> list[tuple[tuple[int, int], int]]:
+    """(K, tiles of tokens) and block, of both models and of a length that is cut by a rule."""
+    return [((k, t), block) for block, some in LENGTHS.items() for k in some for t in (1, 2)]
+
+
 def test_a_block_gets_the_shared_memory_it_asks_for() -> None:
     from relight.kernels.experts import cuda as experts
     from relight.kernels.linear import cuda as linear
 
     for arch in ARCHITECTURES:
         form = form_of(arch)
-        walks = [linear.fp8_walk(form, k, t) for k in linear.FP8_INNER for t in (1, 2)]
-        walks += [linear.bf16_walk(form, 4096, t) for t in (1, 2)]
-        walks += [experts.gate_up_walk(form), experts.down_walk(form)]
+        walks = [linear.fp8_walk(form, *of, block=b) for of, b in fp8_lengths()]
+        dense = (*linear.V4_BF16, *linear.V41_BF16, 192)
+        walks += [linear.bf16_walk(form, k, t) for k in dense for t in (1, 2)]
+        walks += [experts.gate_up_walk(form, k) for k in (4096, 5120, 384)]
+        walks += [experts.down_walk(form, k) for k in (2048, 2304, 128)]
         for walk in walks:
             sums = walk.slices * walk.row_warps * 16 * walk.tiles * 17 * 4
             assert walk.ring_bytes + sums <= form.shared_limit, (arch, walk)
@@ -162,9 +175,27 @@ def test_the_cut_of_k_is_one_for_any_number_of_rows() -> None:
 
     for arch in ARCHITECTURES:
         form = form_of(arch)
-        for inner in linear.FP8_INNER:
-            assert len({linear.fp8_walk(form, inner, t).slices for t in (1, 2)}) == 1
-        assert len({linear.bf16_walk(form, 4096, t).slices for t in (1, 2)}) == 1
+        for block, lengths in LENGTHS.items():
+            for k in lengths:
+                assert len({linear.fp8_walk(form, k, t, block=block).slices for t in (1, 2)}) == 1
+        for k in (*linear.V4_BF16, *linear.V41_BF16):
+            assert len({linear.bf16_walk(form, k, t).slices for t in (1, 2)}) == 1
+
+
+def test_units_are_whole_and_no_more_than_are_unrolled() -> None:
+    from relight.kernels.cuts import MOST_UNITS, objection, slices_of, walk_of
+
+    for bits, unit in UNIT.items():
+        for inner in range(unit, 200 * unit, unit):
+            if objection(bits, inner):
+                assert inner // unit // slices_of(bits, inner) > MOST_UNITS
+                continue
+            walk = walk_of(bits, inner)
+            assert walk.units * walk.slices * unit == inner
+            assert 1 <= walk.ahead <= walk.units <= MOST_UNITS
+        assert objection(bits, 17 * unit)
+        assert objection(bits, unit // 2)
+        assert objection(bits, 0)
 
 
 def test_names_are_distinct() -> None:

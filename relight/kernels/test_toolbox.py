@@ -68,6 +68,20 @@ def test_a_step_is_two_launches_that_cover_all_rows_and_outputs(tmp_path: Path) 
         assert arguments[5:] == (rows, 512, 4096, 512)
 
 
+def test_scales_of_32_values_are_multiplied_as_values_where_bf16_is_an_operand(
+    tmp_path: Path,
+) -> None:
+    x, w = torch.zeros(3, 1280), fp8_weight(512, 1280, 32)
+    for arch, entry in (("sm_90", "act_round"), ("sm_75", "act_quant"), ("sm_70", "act_quant")):
+        tools, noting = toolbox(tmp_path, arch)
+        assert linear_step.StepLinear(tools).linear(x, w, BF16).shape == (3, 512)
+        (rounding, _, blocks, _), (product, *_, arguments) = noting.launched
+        assert (rounding, product, blocks) == (entry, "step_linear", (8, 1))
+        scales = arguments[3]
+        assert (scales is None) == (entry == "act_round")
+        assert scales is None or scales.shape == (3, 40)
+
+
 def test_no_rows_launch_nothing(tmp_path: Path) -> None:
     tools, noting = toolbox(tmp_path)
     fast = linear_step.StepLinear(tools)
@@ -99,8 +113,13 @@ def test_groups_read_their_own_columns(tmp_path: Path) -> None:
 def test_which_weights_go_through_is_said() -> None:
     good = fp8_weight(512, 4096)
     assert linear_step.objection(good) == ""
-    assert "blocks are of 32" in linear_step.objection(fp8_weight(512, 4096, 32))
-    assert "1536 values" in linear_step.objection(fp8_weight(512, 1536))
+    assert linear_step.objection(fp8_weight(512, 1536)) == ""
+    assert "blocks are of 64" in linear_step.objection(fp8_weight(512, 4096, 64))
+    assert "1600 values" in linear_step.objection(fp8_weight(512, 1600))
+    fine = fp8_weight(512, 1280, 32)
+    assert linear_step.objection(fine) == ""
+    fine.scale[3, 5] = 135
+    assert "scales above 2^7" in linear_step.objection(fine)
     assert "neither" in linear_step.objection(DenseWeight(torch.zeros(16, 4096)))
     assert linear_step.objection(DenseWeight(torch.zeros(16, 4096, dtype=BF16))) == ""
     shifted = torch.zeros(512 * 4096 + 1, dtype=U8)[1:].view(512, 4096)
@@ -152,6 +171,8 @@ def test_experts_are_five_launches_for_each_sixteen_rows(tmp_path: Path) -> None
 def test_experts_of_another_form_are_refused_by_reason() -> None:
     up, down = stack(2, 2048, 4096), stack(2, 4096, 2048)
     assert "64 values" in experts_step.objection(stack(2, 32, 64), up, down)
+    fine = [StackedFp4(w.data, w.scale, 64) for w in (up, up, down)]
+    assert "blocks of 64, not one of (128, 32)" in experts_step.objection(*fine)
     up.scale[1, 2, 3] = 255
     assert "NaN" in experts_step.objection(up, up, down)
 

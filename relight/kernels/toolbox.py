@@ -8,7 +8,7 @@ from torch import Tensor
 from relight.kernels.build import Builder, Kernel
 from relight.kernels.forms import Form, Walk, form_of
 from relight.kernels.launch import Launch, Launcher
-from relight.kernels.small import QUANT_BLOCK, act_quant, slot_sum
+from relight.kernels.small import ROUNDED, act_quant, act_round, slot_sum
 
 
 class Toolbox:
@@ -41,16 +41,29 @@ class Toolbox:
         kernel, walk = made
         return self.load(kernel, walk.threads, walk.ring_bytes), walk
 
-    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [n, K] float32 or bfloat16 -> E4M3 codes [n, K] uint8 and scales [n, K / 128] float32
-        as `codec.fp8_quantise` makes them; a block that is not finite has the scale NaN."""
+    def quantise(self, x: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
+        """x [n, K] float32 or bfloat16 -> E4M3 codes [n, K] uint8 and scales [n, K / block] float32
+        as `codec.fp8_quantise` makes them; a block that is not finite has the scale NaN. K is a
+        multiple of 128, block 128 or 32."""
         x = x.contiguous()
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        scales = x.new_empty((x.shape[0], x.shape[1] // QUANT_BLOCK), dtype=torch.float32)
-        kernel = act_quant(self.form, x_bf16=x.dtype == torch.bfloat16)
-        blocks = scales.numel()
-        self.load(kernel, 128)((-(-blocks // 4), 1), x, codes, scales, blocks)
+        scales = x.new_empty((x.shape[0], x.shape[1] // block), dtype=torch.float32)
+        kernel = act_quant(self.form, x_bf16=x.dtype == torch.bfloat16, block=block)
+        self._rounded(kernel, x, codes, scales)
         return codes, scales
+
+    def round(self, x: Tensor, block: int) -> Tensor:
+        """The same as values: bfloat16 [n, K], NaN where a block is not finite."""
+        x = x.contiguous()
+        values = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+        kernel = act_round(self.form, x_bf16=x.dtype == torch.bfloat16, block=block)
+        self._rounded(kernel, x, values)
+        return values
+
+    def _rounded(self, kernel: Kernel, x: Tensor, *found: Tensor) -> None:
+        warps = x.numel() // ROUNDED
+        if warps:
+            self.load(kernel, 128)((-(-warps // 4), 1), x, *found, warps)
 
     def sum_slots(self, parts: Tensor) -> Tensor:
         """parts [n, slots, N] float32 -> [n, N], slots in ascending order."""

@@ -60,7 +60,7 @@ def load_draft(
     stored = _checked(model)
     config = replace(model.config, num_experts=model.config.draft_experts)
     with WeightSource(device) as source:
-        loaded = _LoadedDraft(config, stored, source)
+        loaded = LoadedDraft(config, stored, source)
         source.run(threads, progress)
     return loaded.draft()
 
@@ -82,7 +82,7 @@ def _checked(model: OpenModel) -> dict[str, StoredTensor]:
     return found
 
 
-class _LoadedDraft(Loaded):
+class LoadedDraft(Loaded):
     def draft(self) -> DraftWeights:
         last = f"mtp.{self._config.draft.num_stages - 1}."
         embed, head = (self._dense(f"{last}markov_head.{n}") for n in markov_names(self._config))

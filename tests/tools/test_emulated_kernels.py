@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from relight.kernels.canary import relative_error
+from relight.kernels.canary import check, relative_error
 from relight.kernels.codec import fp8_quantise, fp8_round
+from relight.kernels.cuda_tools import EXPERTS
 from relight.kernels.experts import cuda as experts
+from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.trials import fp4_stack, linear_trials, tokens
+from relight.kernels.trials import experts_trial, fp4_stack, linear_trials, tokens
 from tools.emulate import emulated
 
 CPU = torch.device("cpu")
@@ -29,38 +31,66 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
     return emulated(request.param, tmp_path)
 
 
+FEW = {128: (1024,), 32: (384, 1280)}
+"""Lengths: a measured one, one that is cut by a rule, and one of V4.1."""
+
+
 def test_products_are_near_their_definitions(tools: Toolbox) -> None:
-    fp8, *_, wide = linear_trials(tools, CPU, outputs=128)
-    for trial in (fp8, wide):
+    for trial in linear_trials(tools, CPU, outputs=128, lengths=FEW):
         x = trial.inputs()
         found = trial.kernel(x)
         assert relative_error(found, trial.reference(x)) <= trial.tolerance, trial.shape
         assert_bits_equal(trial.kernel(x[4:5]), found[4:5], trial.shape)
+        sick = x.clone()
+        sick[1::3].flatten(1)[:, 5] = float("nan")
+        beside = trial.kernel(sick)
+        assert beside[1::3].isnan().flatten(1).any(1).all(), trial.shape
+        for row in (0, 2, 3, 8):
+            assert_bits_equal(beside[row], found[row], trial.shape)
 
 
-def test_tokens_are_rounded_as_by_the_definition(tools: Toolbox) -> None:
+@pytest.mark.parametrize("block", [128, 32])
+def test_tokens_are_rounded_as_by_the_definition(tools: Toolbox, block: int) -> None:
     x = tokens(5, 256, CPU, torch.float32)
     x[2] *= 1e-9
+    x[0, 128:160] = 0.0
     x[1, 3], x[3, 200] = float("nan"), float("inf")
-    codes, scales = tools.quantise(x)
-    wanted, exponents = fp8_quantise(x, 128)
+    codes, scales = tools.quantise(x, block)
+    wanted, exponents = fp8_quantise(x, block)
     healthy = [0, 2, 4]
     assert_bits_equal(codes[healthy], wanted[healthy])
     assert_bits_equal(scales[healthy], torch.exp2(exponents[healthy].float() - 127))
-    assert scales.isnan().tolist() == [[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]
+    sick = ~x.unflatten(1, (-1, block)).isfinite().all(2)
+    assert torch.equal(scales.isnan(), sick)
+    values = tools.round(x, block)
+    assert_bits_equal(values[healthy].float() + 0.0, fp8_round(x, block)[healthy] + 0.0)
+    assert torch.equal(values.isnan().unflatten(1, (-1, block)).all(2), sick)
+    assert torch.equal(values.isnan().unflatten(1, (-1, block)).any(2), sick)
 
 
-def test_an_experts_down_product_is_near_its_definition(tools: Toolbox) -> None:
-    """Nine rows, most of which share experts."""
-    w = fp4_stack(3, 64, 2048, CPU)
-    x = tokens(18, 2048, CPU, torch.float32)
-    ids = torch.tensor([[0, 1], [1, 2], [0, 2], [0, 1], [0, 1], [0, 1], [0, 1], [0, 2], [0, 1]])
-    launch, walk = tools.load_walk(experts.down(tools.form, boundary_bf16=False))
-    codes, scales = tools.quantise(x)
+IDS = torch.tensor([[0, 1], [1, 2], [0, 2], [0, 1], [0, 1], [0, 1], [0, 1], [0, 2], [0, 1]])
+"""Nine rows, most of which share experts."""
+
+
+@pytest.mark.parametrize(("inner", "act_block"), [(2048, 128), (2304, 32)])
+def test_an_experts_down_product_is_near_its_definition(
+    tools: Toolbox, inner: int, act_block: int
+) -> None:
+    w = fp4_stack(3, 64, inner, CPU)
+    x = tokens(18, inner, CPU, torch.float32)
+    launch, walk = tools.load_walk(experts.down(tools.form, inner, False, act_block))
+    codes, scales = tools.quantise(x, act_block)
     found = torch.full((9, 2, 64), float("nan"))
-    launch((64 // walk.block_rows, 18), w.data, w.scale, codes, scales, ids, found, 18, 64)
-    exact = fp8_round(x, 128).double()
-    rows = [w.expert(int(e)).decode().double() @ exact[p] for p, e in enumerate(ids.flatten())]
+    launch((64 // walk.block_rows, 18), w.data, w.scale, codes, scales, IDS, found, 18, 64)
+    exact = fp8_round(x, act_block).double()
+    rows = [w.expert(int(e)).decode().double() @ exact[p] for p, e in enumerate(IDS.flatten())]
     assert relative_error(found.view(18, 64), torch.stack(rows)) <= 2e-6
     total = tools.sum_slots(found)
     assert_bits_equal(total, found[:, 0] + found[:, 1])
+
+
+@pytest.mark.parametrize("widths", [(256, 128), (384, 256)])
+def test_experts_of_v41_are_near_their_definition(tools: Toolbox, widths: tuple[int, int]) -> None:
+    """Of widths that are cut by a rule, in slices of one unit and of several."""
+    trial = experts_trial(tools, CPU, count=4, slots=2, widths=widths, act_block=32)
+    assert check(Selection((EXPERTS,)), [trial]).refused == ()

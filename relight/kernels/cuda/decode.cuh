@@ -18,35 +18,36 @@ D u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 D float e8m0(u32 b) { return __uint_as_float(b ? b << 23 : 0x400000u); }  // 2^(b - 127); NaN, 255, is refused at load
 
 // Four E4M3 bytes -> two pairs.
+constexpr u32 UP = 0x7B807B80u;  // a pair of 2^120 in bf16
 #if CONVERTS_E4M3  // sm_89 and later: order (0,1) (2,3)
 constexpr float E4M3_RAISE = 1.f;
-D void e4m3(u32 w, u32& p, u32& q) {
+D void e4m3(u32 w, u32& p, u32& q, u32 = 0) {
   asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }" : "=r"(p), "=r"(q) : "r"(w));
 }
-#elif X_BF16  // order (0,2) (1,3): seeeemmm in the place of a bf16 is value * 2^-120, which a bf16 multiply puts right
+#elif X_BF16  // order (0,2) (1,3): seeeemmm in the place of a bf16 is value * 2^-120, which a bf16 multiply by `up` puts right
 constexpr float E4M3_RAISE = 1.f;
-D u32 raise_bf16(u32 a) {
+D u32 raise_bf16(u32 a, u32 up) {
   u32 r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(0x7B807B80u), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(up), "r"(0x80008000u));
   return r;
 }
-D void e4m3(u32 w, u32& p, u32& q) {
-  p = raise_bf16((w << 8 & 0x80008000u) | (w << 4 & 0x07F007F0u));
-  q = raise_bf16((w & 0x80008000u) | (w >> 4 & 0x07F007F0u));
+D void e4m3(u32 w, u32& p, u32& q, u32 up = UP) {
+  p = raise_bf16((w << 8 & 0x80008000u) | (w << 4 & 0x07F007F0u), up);
+  q = raise_bf16((w & 0x80008000u) | (w >> 4 & 0x07F007F0u), up);
 }
 #else  // order (0,2) (1,3): in the place of an fp16 it is value * 2^-8, subnormals too
 constexpr float E4M3_RAISE = 256.f;
-D void e4m3(u32 w, u32& p, u32& q) {
+D void e4m3(u32 w, u32& p, u32& q, u32 = 0) {
   p = (w << 8 & 0x80008000u) | (w << 7 & 0x3F803F80u);
   q = (w & 0x80008000u) | (w >> 1 & 0x3F803F80u);
 }
 #endif
 
-// 16 bytes of weights hold LOADED values, which are LOADED / 4 calls of step(); a UNIT of K has one scale.
+// 16 bytes of weights hold LOADED values, which are LOADED / 4 calls of step(). A UNIT of K is what is asked for at once.
 #if FORMAT == 8
 constexpr int UNIT = 128, LOADED = 16;
 constexpr float RAISE = E4M3_RAISE;
-D void step(const uint4& v, int i, u32& p, u32& q) { e4m3(word(v, i), p, q); }
+D void step(const uint4& v, int i, u32& p, u32& q, u32 up) { e4m3(word(v, i), p, q, up); }
 #elif FORMAT == 16
 constexpr int UNIT = 64, LOADED = 8;
 #if STEP_FORM < 80  // no bf16 operands: 2^8 times the value in fp16, exact for 2^-25 <= |w| < 2^8
@@ -62,14 +63,14 @@ D u32 narrow(u32 w) {
 constexpr float RAISE = 1.f;
 D u32 narrow(u32 w) { return w; }
 #endif
-D void step(const uint4& v, int i, u32& p, u32& q) {
+D void step(const uint4& v, int i, u32& p, u32& q, u32) {
   p = narrow(word(v, 2 * i));
   q = narrow(word(v, 2 * i + 1));
 }
 #else  // E2M1: the high byte of an fp16 that is value * 2^-14 is s000eem0; a word gives (0,2) (4,6), then (1,3) (5,7)
 constexpr int UNIT = 128, LOADED = 32;
 constexpr float RAISE = 16384.f;
-D void step(const uint4& v, int i, u32& p, u32& q) {
+D void step(const uint4& v, int i, u32& p, u32& q, u32) {
   const u32 w = word(v, i >> 1);
   const u32 low = (w << 4 & 0x80808080u) | (w << 1 & 0x0E0E0E0Eu), high = (w & 0x80808080u) | (w >> 3 & 0x0E0E0E0Eu);
   const u32 b = i & 1 ? high : low;

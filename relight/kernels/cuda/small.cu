@@ -9,27 +9,53 @@ typedef float X;
 D float value(X v) { return v; }
 #endif
 
-// A warp rounds 128 values: s = 2^ceil(log2(max(largest, 1e-4) / 448)), q = e4m3(x / s). With a NaN or an infinity among them s
-// is NaN, and so is every product with them.
+// A warp rounds 128 values, which have a scale for each BLOCK: s = 2^ceil(log2(max(largest, 1e-4) / 448)), q = e4m3(x / s). With a
+// NaN or an infinity among them s is NaN, and so is every product with them.
+constexpr int SHARE = BLOCK / 4;  // lanes
+struct Rounded {
+  float v[4], inverse;
+  u32 e;
+  bool sick;
+  D Rounded(const X* x, int block) {
+    u32 largest = 0;
+    UNROLL for (int i = 0; i < 4; i++) {
+      v[i] = value(x[(i64)block * 128 + lane_id() * 4 + i]);
+      largest = max(largest, size_bits(v[i]));
+    }
+    largest = lanes_max(largest, SHARE / 2);
+    const u32 t = __float_as_uint(fmaxf(__uint_as_float(largest), FP8_FLOOR) * (1.f / 448));
+    sick = largest >= SICK;
+    e = sick ? 127 : (t >> 23) + ((t & 0x7FFFFF) != 0);
+    inverse = __uint_as_float((254 - e) << 23);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(128) act_quant(const X* x, u32* q, float* s, int blocks) {
   const int block = blockIdx.x * 4 + warp_id(), l = lane_id();
   wait_for_previous();
   if (block >= blocks) return;
-  float v[4];
-  u32 largest = 0;
-  UNROLL for (int i = 0; i < 4; i++) {
-    v[i] = value(x[(i64)block * 128 + l * 4 + i]);
-    largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFFu);  // of finite values the order of bits, NaNs on top
-  }
-  for (int apart = 16; apart; apart >>= 1) largest = max(largest, __shfl_xor_sync(~0u, largest, apart));
-  const u32 t = __float_as_uint(fmaxf(__uint_as_float(largest), 1e-4f) * (1.f / 448));
-  const bool sick = largest >= 0x7F800000u;
-  const u32 e = sick ? 127 : (t >> 23) + ((t & 0x7FFFFF) != 0);
-  const float inverse = __uint_as_float((254 - e) << 23);
+  const Rounded r(x, block);
   u32 bytes = 0;
-  UNROLL for (int i = 0; i < 4; i++) bytes |= to_e4m3(v[i] * inverse) << 8 * i;
-  q[(i64)block * 32 + l] = sick ? 0 : bytes;
-  if (l == 0) s[block] = sick ? __uint_as_float(0x7FC00000u) : __uint_as_float(e << 23);
+  UNROLL for (int i = 0; i < 4; i++) bytes |= to_e4m3(r.v[i] * r.inverse) << 8 * i;
+  q[(i64)block * 32 + l] = r.sick ? 0 : bytes;
+  if (l % SHARE == 0) s[(i64)block * (128 / BLOCK) + l / SHARE] = __uint_as_float(r.sick ? 0x7FC00000u : r.e << 23);
+}
+
+// The same as values: y = q * s in bf16, which holds them exactly.
+extern "C" __global__ void __launch_bounds__(128) act_round(const X* x, uint2* y, int blocks) {
+  const int block = blockIdx.x * 4 + warp_id(), l = lane_id();
+  wait_for_previous();
+  if (block >= blocks) return;
+  const Rounded r(x, block);
+  u32 pair[2] = {};
+  UNROLL for (int i = 0; i < 4; i++) {
+    const float found = on_e4m3(r.v[i] * r.inverse) * __uint_as_float(r.e << 23);
+    pair[i / 2] |= (r.sick ? 0x7FC0u : __float_as_uint(found) >> 16) << 16 * (i & 1);
+  }
+  uint2 both;
+  both.x = pair[0];
+  both.y = pair[1];
+  y[(i64)block * 32 + l] = both;
 }
 
 // y[m, n] = ((0 + d[m, 0, n]) + d[m, 1, n]) + ..., in the order of slots.

@@ -14,6 +14,11 @@ D u32 to_e4m3(float v) {  // |v| <= 448: nearest, ties to even, as a byte
   const u32 b = __float_as_uint(v), normal = (b + 0x7FFFF + (b >> 20 & 1) >> 20 & 0x7FF) - (120 << 3);
   return (b >> 24 & 0x80) | (fabsf(v) < 0.015625f ? (u32)rintf(fabsf(v) * 512.f) : normal);
 }
+D float on_e4m3(float v) {  // |v| <= 448: the same as a value
+  const float size = fabsf(v), tiny = rintf(size * 512.f) * (1.f / 512);
+  const u32 b = __float_as_uint(v);
+  return size < 0.015625f ? (v < 0.f ? -tiny : tiny) : __uint_as_float(b + 0x7FFFF + (b >> 20 & 1) & 0xFFF00000u);
+}
 D u32 to_e2m1(float v) {  // |v| <= 6: nearest, ties to the even code, as a nibble
   const float a = fabsf(v);
   const float code = a < 2.f ? rintf(a * 2.f) : a < 4.f ? rintf(a) + 2.f : rintf(a * 0.5f) + 4.f;

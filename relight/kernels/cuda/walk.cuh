@@ -5,6 +5,11 @@
 //     total += sum * (scale of the weights * scale of the token);
 // slices are added in ascending order. No atomics. A token's bits depend on the weights and on that token alone.
 //
+// BLOCK is the block of E4M3 scales: 128 x 128 or 32 x 32 weights, and as many values of a token. Where it is 32 a unit of E4M3
+// weights has four scales. Form 70 sums 64 of K at a time: a quarter has 16 of them, and its sum is scaled as its own. Else
+// (FOLDED) tokens come as bf16, rounded to their grid before, and the scale of the weights goes into the multiply by a power of
+// two that decoding makes anyway: a bf16 holds E4M3 times a power of two exactly, so nothing is left to scale.
+//
 // Weights are the first operand and stay as the checkpoint has them: a lane reads 16 contiguous bytes of a row, four lanes read
 // 64, eight rows are one load of a warp. A lane without a token repeats another's, and that column is dropped.
 //
@@ -19,16 +24,28 @@
 #include "decode.cuh"
 
 constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;
+constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
+#if FORMAT == 8 && BLOCK == 32 && X_BF16
+constexpr bool FOLDED = true;
+D u32 up_by(u32 scale) { return (scale + 120) * 0x00800080u; }  // a pair of 2^120 times it: 2^7 at most, as the binder holds
+#else
+constexpr bool FOLDED = false;
+D u32 up_by(u32) { return 0; }
+#endif
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
 constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int MATRICES = PAIRED ? 2 : 1, ROW_BYTES = K / 8 * FORMAT, SCALE_ROW = K / 32;
 constexpr int BLOCK_ROWS = ROW_WARPS * 16 * TILES / MATRICES;  // outputs of a block
-constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART ? 1 : 2;  // distinct tokens among a lane's results
+// Distinct scales of tokens among a lane's results of a unit: of tokens, where E2M1 has BLOCK 32 of quarters, too; and of parts
+// of a unit that are scaled one after the other.
+constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART && BLOCK == 128 ? 1 : 2, SPANS = FINE && !FOLDED ? 2 : 1;
+constexpr int UNIT_SCALES = 128 / BLOCK;  // of a token
 static_assert(K % SLICES == 0 && SLICE % UNIT == 0, "a slice is whole units");
-static_assert(UNITS % AHEAD == 0, "units in flight take turns");
-static_assert(FORMAT != 4 || UNITS % 2 == 0, "scales are read for two units at once");
-static_assert(128 % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
+static_assert(AHEAD <= UNITS, "there are as many units as are in flight");
+static_assert((FORMAT == 8 ? BLOCK : 128) % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
+static_assert(BLOCK == 128 || BLOCK == 32, "scales are for 128 or for 32 values");
+static_assert(!FINE || FOLDED || STEP_FORM == 70, "only form 70 keeps quarters apart");
 static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
 
 D int my_k() { return warp_id() % SLICES * SLICE; }
@@ -37,6 +54,11 @@ D int my_token(int n) { return APART ? lane_row() >> 2 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
 D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
 D int token_of_scale(int n, int j) { return token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
+D int first_scale(int j) {  // which of a unit's scales of a token is the first that scale j is
+  if (BLOCK == 128) return 0;
+  if (FORMAT == 8) return lane_quarter() >> 1;
+  return STEP_FORM == 70 ? lane_quarter() : (lane_id() & 1) * 2 + j;
+}
 
 struct Operands {  // where this lane's values begin
   const u8* w[MATRICES];
@@ -46,8 +68,8 @@ struct Operands {  // where this lane's values begin
 };
 struct Side {  // what a unit needs beside its weights
   uint4 x[TOKEN_TILES][CHUNKS][X_WORDS];
-  float sx[TOKEN_TILES][X_SCALES];
-  u32 sw;
+  float sx[TOKEN_TILES][X_SCALES][SPANS];
+  u32 sw;  // a byte, or four
 };
 typedef uint4 Weights[TILES][2][CHUNKS];
 
@@ -101,26 +123,31 @@ D void read_side(Side& s, const Operands& o, int u) {
         if (!APART || (lane_row() & 3) == lane_quarter())
           s.x[n][c][i] = load16(o.x[n] + (u * UNIT + c * 4 * LOADED) * X_BYTES + i * 16);
       }
-    UNROLL for (int j = 0; j < X_SCALES; j++) s.sx[n][j] = X_BYTES == 1 ? o.sx[n][j][u] : 1.f;
+    UNROLL for (int j = 0; j < X_SCALES; j++)
+      UNROLL for (int k = 0; k < SPANS; k++) s.sx[n][j][k] = X_BYTES == 1 ? o.sx[n][j][u * UNIT_SCALES + 2 * k] : 1.f;
   }
-  if (FORMAT == 8) s.sw = __ldg(o.ws[0] + u);
+  if (FINE) s.sw = __ldg((const u32*)o.ws[0] + u);
+  else if (FORMAT == 8) s.sw = __ldg(o.ws[0] + u);
 }
 
 typedef float Totals[TILES][TOKEN_TILES][ACC];
-D void add_unit(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2]) {
+template <int SPAN> D void add_span(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2]) {
   Totals part = {};
-  UNROLL for (int c = 0; c < CHUNKS; c++) {
+  UNROLL for (int c = SPAN * CHUNKS / SPANS; c < (SPAN + 1) * CHUNKS / SPANS; c++) {
     u32 x[TOKEN_TILES][LOADED / 2];
     UNROLL for (int n = 0; n < TOKEN_TILES; n++) unpack_x(s.x[n][c], x[n]);
+    const u32 fine = s.sw >> (2 * c + (lane_quarter() >> 1)) * 8 & 255;
+    const u32 up = FOLDED ? up_by(fine) : UP;
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int i = 0; i < LOADED / 4; i++) {
         u32 a0, a1, a2, a3;
-        step(w[t][0][c], i, a0, a2);
-        step(w[t][1][c], i, a1, a3);
+        step(w[t][0][c], i, a0, a2, up);
+        step(w[t][1][c], i, a1, a3, up);
         UNROLL for (int n = 0; n < TOKEN_TILES; n++) mma(part[t][n], a0, a1, a2, a3, x[n][2 * i], x[n][2 * i + 1]);
       }
   }
-  const float raise = RAISE * X_RAISE * (FORMAT == 8 ? e8m0(s.sw) : 1.f);
+  const u32 sw = FINE ? s.sw >> (2 * SPAN + (lane_quarter() >> 1)) * 8 & 255 : s.sw;
+  const float raise = RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(sw) : 1.f);
   UNROLL for (int t = 0; t < TILES; t++) {
 #if FORMAT == 4 && STEP_FORM == 70  // scales of the rows of this lane's results, from the lanes that have read them
     float g[2][2];
@@ -130,7 +157,7 @@ D void add_unit(Totals& total, const Weights& w, const Side& s, const u32 (&scal
 #endif
     UNROLL for (int n = 0; n < TOKEN_TILES; n++)
       UNROLL for (int i = 0; i < ACC; i++) {
-        float f = s.sx[n][scale_of(i)] * raise;
+        float f = s.sx[n][scale_of(i)][SPAN] * raise;
 #if FORMAT == 4 && STEP_FORM == 70
         f *= g[i >> 3][i >> 1 & 1];
 #elif FORMAT == 4  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
@@ -139,6 +166,10 @@ D void add_unit(Totals& total, const Weights& w, const Side& s, const u32 (&scal
         total[t][n][i] += part[t][n][i] * f;
       }
   }
+}
+D void add_unit(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2]) {
+  add_span<0>(total, w, s, scales);
+  if constexpr (SPANS == 2) add_span<1>(total, w, s, scales);
 }
 
 typedef float Sums[16 * TILES][TOKENS + 1];  // + 1: neighbouring rows in other banks
@@ -156,12 +187,18 @@ D void walk(const Operands& o, bool early, Sums* sums) {
   if (!PDL || !early) read_side(side[0], o, 0);
 #if FORMAT == 4
   UNROLL for (int t = 0; t < TILES; t++)
-    UNROLL for (int h = 0; h < 2; h++)
+    UNROLL for (int h = 0; h < 2; h++) {
+      const u8* from = row_of(o.ws, t, h, SCALE_ROW);
+#if K / SLICES % 256 == 0  // two units at once
       UNROLL for (int u = 0; u < UNITS; u += 2) {
-        const uint2 v = __ldg((const uint2*)(row_of(o.ws, t, h, SCALE_ROW) + u * 4));
+        const uint2 v = __ldg((const uint2*)(from + u * 4));
         scales[u][t][h] = v.x;
         scales[u + 1][t][h] = v.y;
       }
+#else
+      UNROLL for (int u = 0; u < UNITS; u++) scales[u][t][h] = __ldg((const u32*)(from + u * 4));
+#endif
+    }
 #endif
   UNROLL for (int u = 0; u < AHEAD; u++) ask(flight, o, u);
   if (PDL && early) {

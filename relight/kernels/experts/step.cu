@@ -41,13 +41,15 @@ D void aim(Operands& o, const Served& served, int base, const u8* x, const float
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
     const int row = served.pair[min(base + my_token(n), served.count - 1)] / rows;
     o.x[n] = x + (i64)row * K + my_k() + LOADED * lane_quarter();
-    UNROLL for (int j = 0; j < X_SCALES; j++)
-      o.sx[n][j] = sx + served.pair[min(base + token_of_scale(n, j), served.count - 1)] / rows * (K / 128) + my_k() / 128;
+    UNROLL for (int j = 0; j < X_SCALES; j++) {
+      const int its = served.pair[min(base + token_of_scale(n, j), served.count - 1)] / rows;
+      o.sx[n][j] = sx + its * (K / BLOCK) + my_k() / BLOCK + first_scale(j);
+    }
   }
 }
 
 #if PAIRED
-// gate, up [E, I, K / 2] with scales [E, I, K / 32]; x [M, K] E4M3 with sx [M, K / 128]; ids, route [M, slots].
+// gate, up [E, I, K / 2] with scales [E, I, K / 32]; x [M, K] E4M3 with sx [M, K / BLOCK]; ids, route [M, slots].
 // h [P, I] = silu(min(g, limit)) * clamp(u, +-limit) * route.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     step_gate_up(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ gate_scale,
@@ -80,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
 }
 #else
-// w [E, N, K / 2] with scales [E, N, K / 32]; x [P, K] E4M3 with sx [P, K / 128]. d [P, N]: a row for each pair.
+// w [E, N, K / 2] with scales [E, N, K / 32]; x [P, K] E4M3 with sx [P, K / BLOCK]. d [P, N]: a row for each pair.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     step_down(const u8* __restrict__ w, const u8* __restrict__ ws, const u8* x, const float* sx, const i64* ids, float* d, int pairs,
               int N) {

@@ -12,18 +12,24 @@ NAN_SCALE = 255
 
 def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
     """Why these experts cannot go through these kernels; empty if they can."""
-    for w, inner in ((w1, cuda.WIDTH), (w3, cuda.WIDTH), (w2, cuda.INNER)):
+    if problem := objection_to_form(w1, w3, w2):
+        return problem
+    if any(isinstance(w, StackedFp4) and bool((w.scale == NAN_SCALE).any()) for w in (w1, w3, w2)):
+        return "they hold NaN"
+    return ""
+
+
+def objection_to_form(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
+    """The same, of all but the values."""
+    for w in (w1, w3, w2):
         if not isinstance(w, StackedFp4):
             return "they are not FP4"
-        if w.act_block != 128:
-            return f"their inputs are rounded in blocks of {w.act_block}, not 128"
-        if 2 * w.data.shape[2] != inner:
-            return f"their rows have {2 * w.data.shape[2]} values, not {inner}"
+        if w.act_block not in cuda.ACT_BLOCKS:
+            blocks = f"blocks of {w.act_block}, not one of {cuda.ACT_BLOCKS}"
+            return f"their inputs are rounded in {blocks}"
         if w.data.data_ptr() % 16 or w.scale.data_ptr() % 8 or not w.data.is_contiguous():
             return "they do not begin at whole 16 bytes, in one piece"
-        if bool((w.scale == NAN_SCALE).any()):
-            return "they hold NaN"
-    return ""
+    return cuda.objection_to_widths(2 * w1.data.shape[2], 2 * w2.data.shape[2])
 
 
 class StepExperts:
@@ -74,9 +80,9 @@ class StepExperts:
         tools, (w1, w3, w2) = self._tools, stacks
         (rows, slots), pairs = ids.shape, ids.numel()
         inner, width = w1.data.shape[1], w2.data.shape[1]
-        codes, scales = tools.quantise(x)
+        codes, scales = tools.quantise(x, w1.act_block)
         hidden = torch.empty((pairs, inner), dtype=torch.float32, device=x.device)
-        launch, walk = tools.load_walk(cuda.gate_up(tools.form, bf16))
+        launch, walk = tools.load_walk(cuda.gate_up(tools.form, width, bf16, w1.act_block))
         launch(
             (inner // walk.block_rows, pairs),
             w1.data,
@@ -93,9 +99,9 @@ class StepExperts:
             inner,
             limit,
         )
-        codes, scales = tools.quantise(hidden)
+        codes, scales = tools.quantise(hidden, w2.act_block)
         down = torch.empty((rows, slots, width), dtype=torch.float32, device=x.device)
-        launch, walk = tools.load_walk(cuda.down(tools.form, bf16))
+        launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block))
         grid = (width // walk.block_rows, pairs)
         launch(grid, w2.data, w2.scale, codes, scales, ids, down, pairs, width)
         return tools.sum_slots(down)

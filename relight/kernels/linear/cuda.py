@@ -1,7 +1,10 @@
 """Products with few rows on CUDA devices: which kernels there are and how they are called. Knows no
 layer, and not whether it is chosen."""
 
+from dataclasses import replace
+
 from relight.kernels.build import Kernel
+from relight.kernels.cuts import MOST_SLICES, slices_of, walk_of
 from relight.kernels.forms import Form, Walk
 
 SOURCE = "linear/step.cu"
@@ -10,53 +13,102 @@ TILE_TOKENS = 8
 MOST_TOKENS = 2 * TILE_TOKENS
 """Rows that one pass over the weights serves."""
 
-FP8_INNER = (1024, 2048, 4096, 8192)
-BF16_INNER = (4096,)
-"""Lengths of V4-Flash's rows. Another one is the reference's until it has been measured."""
+BLOCKS = (128, 32)
+"""Of E4M3 scales: V4's and V4.1's."""
 
 _FP8 = {
-    1024: Walk(8, 1024, slices=2, row_warps=4, tiles=2, ahead=2, min_blocks=2, ring=True),
-    2048: Walk(8, 2048, slices=4, row_warps=2, tiles=1, ahead=4, min_blocks=2, ring=True),
-    4096: Walk(8, 4096, slices=8, ahead=4, ring=True),
-    8192: Walk(8, 8192, slices=16, tiles=2, ahead=2, ring=True),
+    128: {
+        1024: Walk(8, 1024, slices=2, row_warps=4, tiles=2, ahead=2, min_blocks=2, ring=True),
+        2048: Walk(8, 2048, slices=4, row_warps=2, tiles=1, ahead=4, min_blocks=2, ring=True),
+        4096: Walk(8, 4096, slices=8, ahead=4, ring=True),
+        8192: Walk(8, 8192, slices=16, tiles=2, ahead=2, ring=True),
+        12288: Walk(8, 12288, slices=16, ahead=2, ring=True),
+    },
+    32: {
+        1280: Walk(8, 1280, slices=5, row_warps=2, ahead=2, ring=True),
+        2304: Walk(8, 2304, slices=9, ahead=2, ring=True),
+        5120: Walk(8, 5120, slices=10, ahead=4, ring=True),
+        6144: Walk(8, 6144, slices=12, ahead=4, ring=True),
+        8192: Walk(8, 8192, slices=16, ahead=2, ring=True),
+        15360: Walk(8, 15360, slices=15, ahead=2, ring=True),
+    },
 }
-_FP8_SMALL = Walk(8, 8192, slices=16, ahead=2, ring=True)  # two tiles need 128 KiB for the ring
+"""By block of scales, then by K. Those of block 128 up to 8,192 have been measured; all other
+lengths are cut by a rule (`cuts`)."""
+
+_SMALL = {
+    128: {8192: Walk(8, 8192, slices=16, ahead=2, ring=True)},
+    32: {6144: Walk(8, 6144, slices=12, ahead=2, ring=True)},
+}
+"""Where a block has no 160 KiB: the others need 128 and 96 KiB for the ring."""
+
 _WIDE = Walk(8, 4096, slices=8, tiles=2, ahead=2, min_blocks=2)
-_BF16 = Walk(16, 4096, slices=16, ahead=2, ring=True)
+_BF16 = {
+    256: Walk(16, 256, slices=2, row_warps=4, ahead=2, ring=True),
+    512: Walk(16, 512, slices=4, ahead=2, ring=True),
+    4096: Walk(16, 4096, slices=16, ahead=2, ring=True),
+    5120: Walk(16, 5120, slices=10, ahead=4, ring=True),
+}
+
+V4_LENGTHS, V41_LENGTHS = (1024, 2048, 4096, 8192, 12288), (1280, 2304, 5120, 6144, 8192, 15360)
+V4_BF16, V41_BF16 = (4096, 256), (5120, 512)
+"""Lengths of rows of V4-Flash and V4.1-Flash, drafts too."""
 
 
-def fp8_walk(form: Form, inner: int, token_tiles: int, *, wide: bool = False) -> Walk:
+def fp8_walk(
+    form: Form, inner: int, token_tiles: int, *, wide: bool = False, block: int = 128
+) -> Walk:
     """`wide`: tokens are not quantised."""
     if not form.copies:
-        return _old(8, inner, token_tiles)
-    if wide:
-        return _WIDE
-    if inner == 8192 and form.shared_limit < 160 * 1024:
-        return _FP8_SMALL
-    return _FP8[inner]
+        return replace(_old(8, inner, token_tiles), block=block)
+    if wide and inner == _WIDE.inner:
+        return replace(_WIDE, block=block)
+    small = _SMALL[block] if form.shared_limit < 160 * 1024 else {}
+    found = small.get(inner) or _FP8[block].get(inner) or walk_of(8, inner, ring=True)
+    return replace(found, block=block)
 
 
 def bf16_walk(form: Form, inner: int, token_tiles: int) -> Walk:
-    assert inner in BF16_INNER, f"{inner} columns; wanted one of {BF16_INNER}"
-    return _BF16 if form.copies else _old(16, inner, token_tiles)
+    if not form.copies:
+        return _old(16, inner, token_tiles)
+    return _BF16.get(inner) or walk_of(16, inner, ring=True)
 
 
-def _old(format: int, inner: int, token_tiles: int) -> Walk:
+def _old(bits: int, inner: int, token_tiles: int) -> Walk:
     """Before SM80: at most 256 threads and units in registers. 128 registers a thread leave room
     for two blocks; sixteen tokens need more and have the device alone."""
-    slices = min(8, inner // 512)
-    return Walk(format, inner, slices, ahead=2, min_blocks=2 if token_tiles == 1 else 1)
+    slices = slices_of(bits, inner, min(MOST_SLICES, max(inner // 512, 1)))
+    walk = replace(walk_of(bits, inner), slices=slices, ahead=1)
+    return replace(walk, ahead=min(2, walk.units), min_blocks=2 if token_tiles == 1 else 1)
 
 
-def fp8(form: Form, inner: int, token_tiles: int, boundary_bf16: bool) -> tuple[Kernel, Walk]:
-    walk = fp8_walk(form, inner, token_tiles)
-    return _kernel("fp8", form, walk, token_tiles, boundary_bf16), walk
+def quantising(form: Form, block: int) -> Form:
+    """What multiplies quantised tokens by weights with such scales. Form 75 does not keep the sums
+    of four scales apart, and has the instruction of form 70, too."""
+    return replace(form, number=70) if block == 32 and not form.bf16 else form
 
 
-def grouped(form: Form, inner: int, token_tiles: int, boundary_bf16: bool) -> tuple[Kernel, Walk]:
+def folds(form: Form, block: int) -> bool:
+    """Whether quantised tokens are multiplied as bf16 values, and scales of weights with them."""
+    return block == 32 and form.bf16
+
+
+def fp8(
+    form: Form, inner: int, token_tiles: int, boundary_bf16: bool, block: int = 128
+) -> tuple[Kernel, Walk]:
+    """Of quantised tokens: codes and scales, or, where these fold, values."""
+    walk = fp8_walk(form, inner, token_tiles, block=block)
+    x_bf16 = True if folds(form, block) else None
+    form = quantising(form, block)
+    return _kernel("fp8", form, walk, token_tiles, boundary_bf16, x_bf16=x_bf16), walk
+
+
+def grouped(
+    form: Form, inner: int, token_tiles: int, boundary_bf16: bool, block: int = 128
+) -> tuple[Kernel, Walk]:
     """E4M3 weights with bf16 tokens, which only form 80 can multiply."""
     assert form.bf16, f"sm_{form.capability} has no bf16 operands"
-    walk = fp8_walk(form, inner, token_tiles, wide=True)
+    walk = fp8_walk(form, inner, token_tiles, wide=True, block=block)
     return _kernel("fp8 x bf16", form, walk, token_tiles, boundary_bf16, x_bf16=True), walk
 
 
@@ -77,16 +129,21 @@ def _kernel(
 ) -> Kernel:
     macros = walk.macros(form, token_tiles=token_tiles, x_bf16=x_bf16)
     rows = TILE_TOKENS * token_tiles
-    name = f"linear {format} K={walk.inner} rows<={rows} to {'bf16' if boundary_bf16 else 'f32'}"
+    blocks = "" if walk.block == 128 else f" by {walk.block}"
+    to = "bf16" if boundary_bf16 else "f32"
+    name = f"linear {format}{blocks} K={walk.inner} rows<={rows} to {to}"
     return Kernel(name, SOURCE, "step_linear", (*macros, ("Y_BF16", int(boundary_bf16))))
 
 
 def kernels(form: Form) -> list[Kernel]:
-    """Those of V4-Flash's shapes with the boundaries that official numerics have there."""
+    """Those of the shapes of V4-Flash and V4.1-Flash with the boundaries that official numerics
+    have there."""
+    lengths = {128: V4_LENGTHS, 32: V41_LENGTHS}
     found = []
     for tiles in (1, 2):
-        found += [fp8(form, inner, tiles, form.bf16)[0] for inner in FP8_INNER]
-        if form.bf16:
-            found.append(grouped(form, 4096, tiles, boundary_bf16=True)[0])
-        found += [bf16(form, inner, tiles, boundary_bf16=False)[0] for inner in BF16_INNER]
+        for block in BLOCKS:
+            found += [fp8(form, k, tiles, form.bf16, block)[0] for k in lengths[block]]
+            if form.bf16:
+                found.append(grouped(form, 4096, tiles, boundary_bf16=True, block=block)[0])
+        found += [bf16(form, k, tiles, boundary_bf16=False)[0] for k in (*V4_BF16, *V41_BF16)]
     return found

@@ -9,7 +9,8 @@ typedef float Y;
 D Y stored(float v) { return v; }
 #endif
 
-// w [N, K] E4M3 with ws [ceil(N / 128), K / 128] UE8M0, or bf16. x [M, groups * K] of X_BYTES; E4M3 has sx [M, groups * K / 128].
+// w [N, K] E4M3 with ws [ceil(N / BLOCK), K / BLOCK] UE8M0, or bf16. x [M, groups * K] of X_BYTES; E4M3 has sx [M, groups * K /
+// BLOCK].
 // y [M, N]. Rows n of w make one group with group_rows rows before and after, whose input is its own K columns of x.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     step_linear(const u8* __restrict__ w, const u8* __restrict__ ws, const u8* x, const float* sx, Y* __restrict__ y, int M, int N,
@@ -19,11 +20,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int n0 = blockIdx.x * BLOCK_ROWS, row = n0 + my_row(), at = n0 / group_rows * K + my_k();
   Operands o;
   o.w[0] = w + (i64)row * ROW_BYTES + my_k() * FORMAT / 8 + 16 * lane_quarter();
-  o.ws[0] = ws + row / 128 * (K / 128) + my_k() / 128;
+  o.ws[0] = ws + row / BLOCK * (K / BLOCK) + my_k() / BLOCK;
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
     o.x[n] = x + ((i64)min(first + my_token(n), last) * x_columns + at + LOADED * lane_quarter()) * X_BYTES;
     UNROLL for (int j = 0; j < X_SCALES; j++)
-      o.sx[n][j] = sx + (i64)min(first + token_of_scale(n, j), last) * (x_columns / 128) + at / 128;
+      o.sx[n][j] = sx + (i64)min(first + token_of_scale(n, j), last) * (x_columns / BLOCK) + at / BLOCK + first_scale(j);
   }
   walk(o, true, sums);
   for (int i = threadIdx.x; i < BLOCK_ROWS * (last - first + 1); i += THREADS) {

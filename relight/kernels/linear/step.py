@@ -5,6 +5,7 @@ from torch import Tensor
 
 from relight.kernels.build import Kernel
 from relight.kernels.codec import DenseWeight, Fp8Weight, Weight
+from relight.kernels.cuts import objection as objection_to_length
 from relight.kernels.forms import Walk
 from relight.kernels.linear import cuda
 from relight.kernels.toolbox import Toolbox
@@ -13,23 +14,36 @@ NAN_SCALE = 255
 NAN_CODE = 127
 
 
+MOST_FINE_SCALE = 134
+"""2^7: what a bf16 multiply by 2^120 has room for (`FOLDED` of the source)."""
+
+
 def objection(w: Weight) -> str:
     """Why a weight cannot go through these kernels; empty if it can."""
+    return objection_to_form(w) or (_objection_to_values(w) if isinstance(w, Fp8Weight) else "")
+
+
+def objection_to_form(w: Weight) -> str:
+    """The same, of all but the values."""
     if w.data.data_ptr() % 16 or not w.data.is_contiguous():
         return "its rows are not of whole 16 bytes in one piece"
     if isinstance(w, Fp8Weight):
-        if w.block != 128:
-            return f"its blocks are of {w.block}, not 128"
-        if w.shape[1] not in cuda.FP8_INNER:
-            return f"its rows have {w.shape[1]} values, not one of {cuda.FP8_INNER}"
-        if bool((w.scale == NAN_SCALE).any()) or bool(((w.data & NAN_CODE) == NAN_CODE).any()):
-            return "it holds NaN"
-        return ""
+        if w.block not in cuda.BLOCKS:
+            return f"its blocks are of {w.block}, not one of {cuda.BLOCKS}"
+        if w.scale.data_ptr() % 4 or not w.scale.is_contiguous():
+            return "its scales are not of whole 4 bytes in one piece"
+        return objection_to_length(8, w.shape[1])
     if isinstance(w, DenseWeight) and w.data.dtype == torch.bfloat16:
-        if w.shape[1] not in cuda.BF16_INNER:
-            return f"its rows have {w.shape[1]} values, not one of {cuda.BF16_INNER}"
-        return ""
+        return objection_to_length(16, w.shape[1])
     return "it is neither FP8 nor bf16"
+
+
+def _objection_to_values(w: Fp8Weight) -> str:
+    if bool((w.scale == NAN_SCALE).any()) or bool(((w.data & NAN_CODE) == NAN_CODE).any()):
+        return "it holds NaN"
+    if w.block == 32 and bool((w.scale > MOST_FINE_SCALE).any()):
+        return "it has scales above 2^7"
+    return ""
 
 
 class StepLinear:
@@ -42,16 +56,17 @@ class StepLinear:
         """Whether this call is one of those: what it asks is the same for every row of a call
         site, so a row never meets another form for the company that it has."""
         if isinstance(w, Fp8Weight):
-            return quantised and self._divides(w, cuda.fp8_walk(self._tools.form, w.shape[1], 1))
+            walk = cuda.fp8_walk(self._tools.form, w.shape[1], 1, block=w.block)
+            return quantised and self._divides(w, walk)
         bf16 = self._tools.form.bf16 and x.dtype == torch.bfloat16
         return bf16 and self._divides(w, cuda.bf16_walk(self._tools.form, w.shape[1], 1))
 
     def takes_groups(self, x: Tensor, w: Weight, boundary: torch.dtype) -> bool:
         if not isinstance(w, Fp8Weight) or not self._tools.form.bf16:
             return False
-        walk = cuda.fp8_walk(self._tools.form, w.shape[1], 1, wide=True)
+        walk = cuda.fp8_walk(self._tools.form, w.shape[1], 1, wide=True, block=w.block)
         whole = w.shape[0] // x.shape[1] % walk.block_rows == 0
-        return whole and x.dtype == boundary == torch.bfloat16 and w.shape[1] == walk.inner
+        return whole and x.dtype == boundary == torch.bfloat16
 
     def _divides(self, w: Weight, walk: Walk) -> bool:
         return w.shape[0] % walk.block_rows == 0
@@ -59,26 +74,31 @@ class StepLinear:
     def linear(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
         """x [n, K] -> [n, N] in `boundary`."""
         if isinstance(w, Fp8Weight):
-            codes, scales = self._tools.quantise(x) if len(x) else (x, x)
-            return self.multiply(codes, scales, w, boundary)
+            return self.multiply(*self.rounded(x, w), w, boundary)
         assert isinstance(w, DenseWeight)
         bf16 = boundary == torch.bfloat16
         made = cuda.bf16(self._tools.form, w.shape[1], _tiles(x), bf16)
         return self._product(made, x.contiguous(), None, w.data, None, 1, boundary)
 
+    def rounded(self, x: Tensor, w: Fp8Weight) -> tuple[Tensor, Tensor | None]:
+        """x [n, K] on the grid of E4M3, as `multiply` takes it: codes and scales, or values."""
+        if cuda.folds(self._tools.form, w.block):
+            return self._tools.round(x, w.block), None
+        return self._tools.quantise(x, w.block)
+
     def multiply(
-        self, codes: Tensor, scales: Tensor, w: Fp8Weight, boundary: torch.dtype
+        self, x: Tensor, scales: Tensor | None, w: Fp8Weight, boundary: torch.dtype
     ) -> Tensor:
-        """Of tokens that are quantised already, as `Toolbox.quantise` gives them."""
+        """Of tokens that were rounded."""
         bf16 = boundary == torch.bfloat16
-        made = cuda.fp8(self._tools.form, w.shape[1], _tiles(codes), bf16)
-        return self._product(made, codes, scales, w.data, w.scale, 1, boundary)
+        made = cuda.fp8(self._tools.form, w.shape[1], _tiles(x), bf16, w.block)
+        return self._product(made, x, scales, w.data, w.scale, 1, boundary)
 
     def grouped(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
         """x [n, G, K] bfloat16 -> [n, G, N / G] in `boundary`."""
         assert isinstance(w, Fp8Weight)
-        made = cuda.grouped(self._tools.form, w.shape[1], _tiles(x), boundary == torch.bfloat16)
-        groups = x.shape[1]
+        bf16, groups = boundary == torch.bfloat16, x.shape[1]
+        made = cuda.grouped(self._tools.form, w.shape[1], _tiles(x), bf16, w.block)
         out = self._product(made, x.contiguous(), None, w.data, w.scale, groups, boundary)
         return out.view(len(x), groups, out.shape[1] // groups)
 
