@@ -92,7 +92,7 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     counts = count_bytes(settings.num_slots, config.vocab_size)
     notes = check_memory(config, spec, settings, device, counts, drafting)
     kernels = chosen_kernels(settings.kernels, device, settings.kernel_cache)
-    recorder, recording_notes = choose_recorder(settings, config, device, kernels.selection)
+    recorder, recording_notes = choose_recorder(settings, config, device)
     weights = load(model, device, engram=settings.engram, progress=progress)
     weights, selection, kernel_notes = give_kernels(kernels, weights, device)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)

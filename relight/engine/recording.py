@@ -14,7 +14,6 @@ from relight.engine.graphs import Shape
 from relight.engine.runner import Runner
 from relight.kernels.device import answers
 from relight.kernels.record import Recorder, is_out_of_memory, recorder
-from relight.kernels.select import Selection
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +35,13 @@ class Recorded:
 
 
 def choose_recorder(
-    settings: Settings, config: ModelConfig, device: torch.device, selection: Selection
+    settings: Settings, config: ModelConfig, device: torch.device
 ) -> tuple[Recorder | None, tuple[str, ...]]:
     """What records, None if nothing is to be recorded, and what there is to say of it. Raises
     BadSetting if it was asked for and cannot be."""
     if settings.graphs == "off":
         return None, ()
-    reason = objection(settings, config, device, selection)
+    reason = objection(settings, config, device)
     if not reason:
         return recorder(device), ()
     if settings.graphs == "on":
@@ -50,9 +49,7 @@ def choose_recorder(
     return None, (f"steps are not recorded: {reason}",) if device.type == "cuda" else ()
 
 
-def objection(
-    settings: Settings, config: ModelConfig, device: torch.device, selection: Selection
-) -> str:
+def objection(settings: Settings, config: ModelConfig, device: torch.device) -> str:
     """Why steps of made rows cannot be recorded; empty if they can."""
     if device.type != "cuda":
         return f"steps on {device.type} cannot be recorded, only those on cuda"
@@ -61,8 +58,7 @@ def objection(
             f"engram is {settings.engram}: rows of n-gram tables that are not on the device are "
             "looked up by the host in each step"
         )
-    fixed = [str(one) for one in selection.chosen if one.family == "step" and not one.recordable]
-    return f"{', '.join(fixed)} cannot be recorded" if fixed else ""
+    return ""
 
 
 def record_steps(

@@ -38,7 +38,6 @@ class Variant:
     name: str
     needs: tuple[str, ...]
     proven: bool = False  # a run on a device is committed under docs/gpu
-    recordable: bool = True  # asks nothing of the device and allocates nothing past torch
 
     def __str__(self) -> str:
         return f"{self.op} ({self.family}) by {self.name}"

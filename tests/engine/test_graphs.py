@@ -3,7 +3,6 @@ what happens where they cannot be."""
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.recording import PATIENCE_S, choose_recorder, record_steps
 from relight.engine.runner import Runner
 from relight.kernels.record import Recorder, is_out_of_memory, recorder
-from relight.kernels.select import Selection, Variant
 from relight.kernels.testing import assert_bits_equal
 from relight.model.network import load, network
 from tests.engine.real import RealEngine, assert_equal, sampled, words, write_checkpoint
@@ -236,20 +234,17 @@ def test_few_shapes_hold_every_usual_step() -> None:
     [
         ({}, V4_FLASH, CPU, "steps on cpu cannot be recorded, only those on cuda"),
         ({"engram": "mmap"}, V41_FLASH, CUDA, "engram is mmap: rows of n-gram tables"),
-        ({}, V4_FLASH, CUDA, r"linear \(step\) by fixed cannot be recorded"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_where_it_was_asked_for(
     changes: dict[str, str], config: ModelConfig, device: torch.device, reason: str
 ) -> None:
-    fixed = Variant("linear", "step", "fixed", (), recordable=False)
-    selection = Selection((fixed, replace(fixed, family="prefill")))
     with pytest.raises(BadSetting, match=f"graphs is on, and {reason}.*; set graphs to auto or"):
-        choose_recorder(Settings(graphs="on", **changes), config, device, selection)  # type: ignore
-    found, notes = choose_recorder(Settings(**changes), config, device, selection)  # type: ignore
+        choose_recorder(Settings(graphs="on", **changes), config, device)  # type: ignore
+    found, notes = choose_recorder(Settings(**changes), config, device)  # type: ignore
     assert found is None
     assert bool(notes) == (device == CUDA), "on a processor there is nothing to say"
-    assert choose_recorder(Settings(graphs="off"), config, device, selection) == (None, ())
+    assert choose_recorder(Settings(graphs="off"), config, device) == (None, ())
 
 
 WANTED = [Shape(1, 256), Shape(2, 256), Shape(4, 256)]
