@@ -17,7 +17,7 @@ __all__ = ["Experts", "StackedDense", "StackedFp4", "StackedFp8", "experts", "sw
 
 
 class FastExperts(Protocol):
-    """Kernels for few quantised rows, given to a layer's experts at load."""
+    """Kernels for quantised rows, given to a layer's experts at load."""
 
     def experts(
         self,
@@ -39,7 +39,8 @@ class Experts:
     w1: StackedWeight  # gate [E, I, D]
     w3: StackedWeight  # up [E, I, D]
     w2: StackedWeight  # down [E, D, I]
-    fast: FastExperts | None = field(default=None, kw_only=True, repr=False)
+    fast: FastExperts | None = field(default=None, kw_only=True, repr=False)  # for made rows
+    given: FastExperts | None = field(default=None, kw_only=True, repr=False)
 
 
 def experts(
@@ -67,8 +68,9 @@ def experts(
     expect_family(family)
     expect_boundary(boundary)
     parts = (stacks.w1, stacks.w3, stacks.w2)
-    if family == "step" and quantised and stacks.fast is not None:
-        return stacks.fast.experts(x, ids, weights, *parts, limit, boundary)
+    kernels = stacks.fast if family == "step" else stacks.given
+    if quantised and kernels is not None:
+        return kernels.experts(x, ids, weights, *parts, limit, boundary)
     return reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)
 
 

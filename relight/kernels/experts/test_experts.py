@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -130,3 +130,25 @@ def test_no_rows_give_no_rows(device: str, family) -> None:
     given = {name: x[:0] for name, x in inputs_of(2, device).items()}
     found = experts(*given.values(), stacks("fp4", device), 1.0, family, True, BF16)
     assert found.shape == (0, WIDTH)
+
+
+class Noting:
+    """Stands for kernels, and notes of how many rows it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def experts(self, x: Tensor, *_: object) -> Tensor:
+        self.asked.append(len(x))
+        return torch.ones_like(x)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_are_asked_for_the_rows_of_their_family(family) -> None:
+    made, given = Noting(), Noting()
+    parts = replace(stacks("fp4", "cpu"), fast=made, given=given)
+    inputs = inputs_of(3, "cpu").values()
+    assert bool((experts(*inputs, parts, 1.0, family, True, BF16) == 1).all())
+    assert not bool((experts(*inputs, parts, 1.0, family, False, BF16) == 1).all())
+    assert (made.asked, given.asked) == (([], [3]) if family == "prefill" else ([3], []))
+    experts(*inputs, replace(parts, fast=None, given=None), 1.0, family, True, BF16)

@@ -1,0 +1,180 @@
+// Tiles of E2M1 weights times E4M3 tokens, for many tokens: the sums of ROWS rows of weights with up to TOKENS tokens. Knows no op.
+//
+// What is summed never depends on other tokens. K goes in units of 128, ascending; a unit is summed by the matrix unit from zero
+// and added in float32 with the token's scale,
+//     total += sum * scale of the token;
+// the scale of the row comes last. K is not split, there are no atomics. A token is a column of the matrix unit, and columns do not
+// mix; one without a token repeats another's and is dropped. A tile with few tokens leaves columns out (N), which changes no bit.
+//
+// A row has a scale for each 32 values. It goes into the decoded halves, relative to the largest of the row: E2M1 times 2^(1 - d),
+// which an fp16 is exactly for d <= 24. The launcher takes weights with larger d only where they are zero. So the matrix unit needs
+// not keep quarters apart, as it does in walk.cuh, and all that it multiplies counts.
+//
+// All is decoded once a block. A warp has 32 rows for itself, which it reads from memory as the checkpoint has them. Tokens go
+// decoded into shared memory, by thread 4 t + q quarter q of token t, in the order in which lanes take them up again, two steps of
+// the matrix unit in 16 bytes.
+//
+// Form 70: a quad-pair has 8 rows and 8 tokens for itself and its lanes walk all of K. Else a lane walks one quarter of each unit.
+#pragma once
+#include "decode.cuh"
+
+constexpr int ROWS = 256, TOKENS = 64, WARPS = 8, THREADS = 32 * WARPS;
+constexpr int TILES = 2;  // of 16 rows, of a warp
+static_assert(FORMAT == 4 && X_BYTES == 1 && UNIT == 128, "a unit of tokens has one scale");
+
+#if STEP_FORM == 70
+constexpr int WIDE = 16, FOUND = 8;      // tokens of an instruction, results of a lane
+constexpr int HALVES = 1, QUARTERS = 4;  // rows of a tile that a lane brings, quarters of them
+D int pair_row() { return (lane_quarter() & 1) * 8; }
+D int pair_token() { return (lane_quarter() >> 1) * 8; }
+D int brought_row() { return pair_row() + lane_row(); }
+D int brought_token() { return pair_token() + lane_row(); }
+D int found_row(int i) { return pair_row() + acc_row(i); }
+D int found_token(int i) { return pair_token() + acc_token(i); }
+D int quarter(int q) { return q; }
+D void multiply(float (&sum)[FOUND], const u32 (&a)[HALVES][2], u32 b0, u32 b1) { mma_8(sum, a[0][0], a[0][1], b0, b1); }
+#else
+constexpr int WIDE = 8, FOUND = 4;
+constexpr int HALVES = 2, QUARTERS = 1;
+D int brought_row() { return lane_row(); }
+D int brought_token() { return lane_row(); }
+D int found_row(int i) { return acc_row(i); }
+D int found_token(int i) { return acc_token(i); }
+D int quarter(int) { return lane_quarter(); }
+D void multiply(float (&sum)[FOUND], const u32 (&a)[HALVES][2], u32 b0, u32 b1) {
+  mma(sum, a[0][0], a[1][0], a[0][1], a[1][1], b0, b1);
+}
+#endif
+
+constexpr int STAGED = 4 * TOKENS * 4;  // words of 16 bytes of a unit of tokens: [two steps][token][quarter]
+constexpr int LEFT_ROW = 528;           // bytes of a token among results: 128 floats or 256 bf16, and 16 so that banks differ
+struct Room {
+  uint4 x[TOKENS * LEFT_ROW / 16];  // two units of tokens; in the end the results
+  float sx[2][TOKENS];
+  float factor[ROWS];  // by warp, tile and row
+};
+static_assert(sizeof(Room::x) >= 2 * STAGED * 16, "results take the place of tokens");
+
+struct Rows {  // where those that this lane brings begin, by tile
+  const u8* w[TILES];
+  const u8* scale[TILES];
+  int bias[TILES][HALVES];  // 30 less the largest scale
+};
+// What a lane walks at once: the quarter of a unit that is its own, in form 70 all four in turn.
+struct Quarter {
+  uint4 w[TILES][HALVES];
+  u32 scales[TILES][HALVES];  // of all four
+};
+D void ask(Quarter& to, const Rows& rows, int q, int units) {
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int h = 0; h < HALVES; h++) {
+      to.w[t][h] = stream16(rows.w[t] + h * 8 * units * 64 + quarter(q) * 16);
+      to.scales[t][h] = __ldg((const u32*)(rows.scale[t] + h * 8 * units * 4));
+    }
+}
+D void advance(Rows& rows, int by) {
+  UNROLL for (int t = 0; t < TILES; t++) {
+    rows.w[t] += by * 64;
+    rows.scale[t] += by * 4;
+  }
+}
+
+// The largest scale of each row, as the row's factor and as what others are lifted by. All lanes of a warp call it.
+D void weigh(Rows& rows, int units, Room& room) {
+  const int sharing = HALVES == 2 ? 4 : 1;  // lanes that bring a row
+  u32 most[TILES][HALVES] = {};             // in the top byte
+  for (int u = HALVES == 2 ? lane_quarter() : 0; u < units; u += sharing)
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int h = 0; h < HALVES; h++) {
+        const u32 four = __ldg((const u32*)(rows.scale[t] + (h * 8 * units + u) * 4));
+        most[t][h] = max(max(most[t][h], max(four, four << 8)), max(four << 16, four << 24));
+      }
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int h = 0; h < HALVES; h++) {
+      const u32 scale = lanes_max(most[t][h], sharing / 2) >> 24;
+      rows.bias[t][h] = 30 - (int)scale;
+      room.factor[(warp_id() * TILES + t) * 16 + brought_row() + h * 8] = e8m0(scale) * (0.5f * X_RAISE);
+    }
+}
+// A pair of 2^(15 - d) in fp16, which with 2^-14, where E2M1 lies in fp16, makes 2^(1 - d).
+D u32 lift_of(u32 scales, int q, int bias) { return (u32)max((int)(scales >> 8 * q & 255) + bias, 0) * 0x04000400u; }
+D u32 lifted(u32 pair, u32 lift) {
+  u32 r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(lift));
+  return r;
+}
+
+struct Coming {  // what a thread decodes of a unit of tokens
+  uint4 codes[2];
+  float scale;
+};
+D void ask(Coming& coming, const u8* x, const float* sx) {
+  UNROLL for (int i = 0; i < 2; i++) coming.codes[i] = load16(x + i * 16);
+  coming.scale = *sx;
+}
+D void stage(const Coming& coming, int u, Room& room) {
+  const int token = threadIdx.x >> 2, q = threadIdx.x & 3;
+  u32 pairs[LOADED / 2];
+  unpack_x(coming.codes, pairs);
+  uint4* to = room.x + (u & 1) * STAGED;
+  UNROLL for (int j = 0; j < 4; j++)
+    to[(j * TOKENS + token) * 4 + q] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+  if (q == 0) room.sx[u & 1][token] = coming.scale;
+}
+
+template <int N> using Sums = float[TILES][N][FOUND];
+// x: of this lane's first token.
+template <int N> D void add_quarter(Sums<N>& sum, const Quarter& of, int q, const Rows& rows, const uint4* x) {
+  u32 lift[TILES][HALVES];
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int h = 0; h < HALVES; h++) lift[t][h] = lift_of(of.scales[t][h], quarter(q), rows.bias[t][h]);
+  const uint4* mine = x + quarter(q);
+  UNROLL for (int j = 0; j < 4; j++) {
+    uint4 b[N];
+    UNROLL for (int n = 0; n < N; n++) b[n] = mine[(j * TOKENS + n * WIDE) * 4];
+    UNROLL for (int i = 0; i < 2; i++)
+      UNROLL for (int t = 0; t < TILES; t++) {
+        u32 a[HALVES][2];
+        UNROLL for (int h = 0; h < HALVES; h++) {
+          step(of.w[t][h], 2 * j + i, a[h][0], a[h][1], 0);
+          UNROLL for (int p = 0; p < 2; p++) a[h][p] = lifted(a[h][p], lift[t][h]);
+        }
+        UNROLL for (int n = 0; n < N; n++) multiply(sum[t][n], a, word(b[n], 2 * i), word(b[n], 2 * i + 1));
+      }
+  }
+}
+
+// All threads of a block call it. x, sx: of this thread's quarter of its token. In the end nobody uses room.x any more.
+template <int N>
+D void product(Sums<N>& total, Rows& rows, const u8* x, const float* sx, int units, Room& room) {
+  const bool stages = N * WIDE == TOKENS || threadIdx.x < 4 * N * WIDE;
+  Quarter now;
+  Coming coming;
+  ask(now, rows, 0, units);
+  if (stages) ask(coming, x, sx);
+  weigh(rows, units, room);
+  if (stages) stage(coming, 0, room);
+  __syncthreads();
+  for (int u = 0; u < units; u++) {
+    const int more = u + 1 < units;  // else the last unit is asked for again
+    Sums<N> sum = {};
+    UNROLL for (int q = 0; q < QUARTERS; q++) {
+      Quarter next;
+      if (q + 1 == QUARTERS) {
+        advance(rows, more);
+        x += more * 128, sx += more;
+        if (stages) ask(coming, x, sx);
+      }
+      ask(next, rows, (q + 1) % QUARTERS, units);
+      add_quarter<N>(sum, now, q, rows, room.x + (u & 1) * STAGED + brought_token() * 4);
+      now = next;
+    }
+    UNROLL for (int n = 0; n < N; n++)
+      UNROLL for (int i = 0; i < FOUND; i++) {
+        const float scale = room.sx[u & 1][n * WIDE + found_token(i)];
+        UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][n][i] * scale;
+      }
+    if (stages) stage(coming, u + 1, room);
+    __syncthreads();
+  }
+}
