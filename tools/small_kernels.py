@@ -10,7 +10,7 @@ from torch import Tensor
 from relight.base.formats import RowFormat, index_row, kv_row
 from relight.kernels import hyper, store
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, StepCompress
+from relight.kernels.compress.step import Groups, Raw, StepCompress
 from relight.kernels.hyper.step import StepHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
@@ -144,7 +144,7 @@ def _compressor(
     into, groups = Rows.empty(stored, rows + 1, device), Groups(last // ratio, slots, slots + 1)
 
     def kernel() -> None:
-        fast.put_raw(values, gates, ape, last, places, ring)
+        fast.put_raw(Raw(values, gates, ape, last), places, ring)
         fast.close(ring, ratio, slots, groups, norm, EPS, turn, into, BF16)
 
     def definition() -> None:

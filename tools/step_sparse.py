@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from relight.base.formats import RowFormat, index_row
+from relight.kernels.attend import Keys
 from relight.kernels.attend import cuda as attend_cuda
 from relight.kernels.attend.step import StepAttend
-from relight.kernels.index.reference import Asked
+from relight.kernels.index import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
@@ -74,7 +75,7 @@ def attention(
     ]
     parts = zip(windows, entries, draws, strict=True)
     return [
-        partial(fast.attend, q, window, near, stored, far, sink, shape.dim**-0.5)
+        partial(fast.attend, q, Keys(window, near, stored, far), sink, shape.dim**-0.5)
         for window, stored, far in parts
     ]
 
@@ -94,7 +95,8 @@ def indexer(
         return own.to(device).unsqueeze(1) * count + at
 
     every = [places(copy) for copy in range(0, INDEX_COPIES, rows)]
-    asked = [Asked(q, weights, keys, where, (1,) * rows, visible, "step") for where in every]
+    own, counts = torch.arange(rows, device=device), (1,) * rows
+    asked = [Asked(q, weights, keys, where, counts, own, visible, "step") for where in every]
     return (
         [partial(fast.scores, one) for one in asked],
         [partial(fast.select, one, CHOSEN) for one in asked],

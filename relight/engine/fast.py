@@ -14,8 +14,8 @@ from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
 from relight.kernels.device import answers
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear.step import StepLinear
+from relight.kernels.row_ops import chosen_ops
 from relight.kernels.select import AUTO, REFERENCE, Selection
-from relight.kernels.step_ops import step_ops
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import trials
 
@@ -94,5 +94,5 @@ def _binder(tools: Toolbox, selection: Selection) -> Binder:
     return Binder(
         StepLinear(tools) if LINEAR in selection.chosen else None,
         StepExperts(tools) if EXPERTS in selection.chosen else None,
-        step_ops(tools, selection),
+        chosen_ops(tools, selection),
     )

@@ -8,7 +8,7 @@ from relight.kernels.codec import DenseWeight, FastLinear, Fp8Weight
 from relight.kernels.experts import Experts, FastExperts
 from relight.kernels.experts import step as experts_step
 from relight.kernels.linear import step as linear_step
-from relight.kernels.step_ops import NO_KERNELS, StepOps
+from relight.kernels.row_ops import NO_KERNELS, Ops
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Binder:
         self,
         linear: FastLinear | None,
         experts: FastExperts | None,
-        ops: StepOps = NO_KERNELS,
+        ops: Ops = NO_KERNELS,
     ) -> None:
         self._linear = linear
         self._experts = experts
@@ -42,7 +42,7 @@ class Binder:
             return self._weight(tree)
         if isinstance(tree, Experts):
             return self._stacks(tree)
-        if isinstance(tree, StepOps):
+        if isinstance(tree, Ops):
             return self._ops
         if isinstance(tree, tuple | list) and not hasattr(tree, "_fields"):
             return type(tree)(self.bind(part) for part in tree)

@@ -11,16 +11,16 @@ from torch import Tensor
 from relight.base.formats import float_row, index_row, kv_row, window_row_v41
 from relight.kernels.block import block_of
 from relight.kernels.build import Kernel
-from relight.kernels.compress.step import Groups, StepCompress
+from relight.kernels.compress.step import Groups, Raw, StepCompress
 from relight.kernels.experts.shared import StepShared
 from relight.kernels.forms import Form, form_of
 from relight.kernels.hyper.step import StepHyper
 from relight.kernels.route.step import StepRoute
+from relight.kernels.row_ops import NO_KERNELS, chosen_ops
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
-from relight.kernels.step_ops import NO_KERNELS, step_ops
 from relight.kernels.vectors import INDEX_QUERIES, NORM, QUERIES, StepVectors, way_into
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
     assert tools.launched == [
         ("mix_parts", 256, (128, 3)),
         ("mix_end", 288, (17, 1)),
-        ("spread", 256, (8, 17)),
+        ("spread", 256, (17, 8)),
     ]
 
 
@@ -77,9 +77,9 @@ def test_a_compressor_is_two_launches(tools) -> None:
     ring, rows = some(4, 24, 2048, dtype=F32), Rows.empty(stored, 9, CPU)
     assert fast.takes(ring, 4, rows, 64)
     at, raw = torch.zeros(n, dtype=I64), some(n, 1024, dtype=F32)
-    fast.put_raw(raw, raw, some(4, 1024, dtype=F32), at, at, ring)
+    fast.put_raw(Raw(raw, raw, some(4, 1024, dtype=F32), at), at, ring)
     fast.close(ring, 4, at, Groups(at, at, at), torch.ones(512), 1e-6, at, rows, BF16)
-    assert tools.launched == [("put_raw", 256, (4, n)), ("pool", 256, (n, 1))]
+    assert tools.launched == [("put_raw", 256, (n, 4)), ("pool", 256, (n, 1))]
 
 
 def test_the_rest_is_a_launch_each_and_a_draw_three(tools) -> None:
@@ -125,10 +125,10 @@ def test_what_takes_several_ops_needs_all_of_them(tools) -> None:
     vectors = StepVectors(tools, frozenset(("norm", "store")))
     assert vectors.takes(NORM, some(1, 1024), BF16)
     assert not vectors.takes(QUERIES, some(1, 2, 512), BF16, 64)
-    nothing = step_ops(tools, Selection())
+    nothing = chosen_ops(tools, Selection()).step
     assert nothing.vectors is not None
     assert not nothing.vectors.takes(NORM, some(1, 1024), BF16)
-    assert (nothing.hyper, nothing.route, NO_KERNELS.vectors) == (None, None, None)
+    assert (nothing.hyper, nothing.route, NO_KERNELS.step.vectors) == (None, None, None)
 
 
 def test_threads_share_a_vector_evenly() -> None:

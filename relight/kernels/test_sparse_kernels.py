@@ -1,5 +1,7 @@
 """Sparse attention and the indexer on a device, at official sizes, beyond what all trials share."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,12 +9,11 @@ from torch import Tensor
 
 from relight.base.formats import index_row
 from relight.kernels import index, store
-from relight.kernels.attend import attend, cuda
+from relight.kernels.attend import Keys, attend, cuda
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
+from relight.kernels.index import Asked, reference
 from relight.kernels.index import candidates as two_level
-from relight.kernels.index import reference
-from relight.kernels.index.reference import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.testing import assert_bits_equal
@@ -45,17 +46,16 @@ def test_lists_of_any_length_are_near_the_definition(
     q = torch.randn(5, shape.heads, shape.dim, device=DEVICE).to(shape.dtype)
     near, sink = listed(q, 192, window.count), torch.randn(shape.heads, device=DEVICE)
     far = listed(q, width, entries.count) if width else None
-    given = (q, window, near, entries if width else None, far, sink, SCALE)
-    found = fast.attend(*given)
+    keys = Keys(window, near, entries if width else None, far)
+    found = fast.attend(q, keys, sink, SCALE)
     tolerance = TO_BF16 if shape.dtype == BF16 else TO_F32
-    assert relative_error(found, attend(*given, "step", shape.dtype)) <= tolerance
+    assert relative_error(found, attend(q, keys, sink, SCALE, "step", shape.dtype)) <= tolerance
     for row in range(5):
         at = slice(row, row + 1)
-        lists = (near[at], entries if width else None, None if far is None else far[at])
-        alone = fast.attend(q[at], window, *lists, sink, SCALE)
+        alone = fast.attend(q[at], keys.part(at), sink, SCALE)
         assert_bits_equal(alone, found[at], f"row {row} alone")
-    longer = F.pad(near, (0, 640), value=-1)
-    assert_bits_equal(fast.attend(q, window, longer, *given[3:]), found, "blocks of no keys")
+    longer = replace(keys, window_index=F.pad(near, (0, 640), value=-1))
+    assert_bits_equal(fast.attend(q, longer, sink, SCALE), found, "blocks of no keys")
 
 
 def test_where_keys_lie_changes_no_bit(device_tools: Toolbox) -> None:
@@ -66,8 +66,8 @@ def test_where_keys_lie_changes_no_bit(device_tools: Toolbox) -> None:
     q = torch.randn(3, shape.heads, shape.dim, device=DEVICE).to(shape.dtype)
     near, sink = listed(q, 192, 432), torch.randn(shape.heads, device=DEVICE)
     there = torch.where(near >= 0, order.argsort()[near.clamp(min=0)], -1)
-    wanted = fast.attend(q, window, near, None, None, sink, SCALE)
-    assert_bits_equal(fast.attend(q, moved, there, None, None, sink, SCALE), wanted)
+    wanted = fast.attend(q, Keys(window, near), sink, SCALE)
+    assert_bits_equal(fast.attend(q, Keys(moved, there), sink, SCALE), wanted)
 
 
 def test_nan_in_rows_that_are_not_listed_never_spreads(device_tools: Toolbox) -> None:
@@ -76,10 +76,10 @@ def test_nan_in_rows_that_are_not_listed_never_spreads(device_tools: Toolbox) ->
         q = torch.randn(3, shape.heads, shape.dim, device=DEVICE).to(shape.dtype)
         near, sink = listed(q, 192, 216) * 2 + 1, torch.randn(shape.heads, device=DEVICE)
         near = near.clamp(min=-1)
-        wanted = fast.attend(q, window, near, None, None, sink, SCALE)
+        wanted = fast.attend(q, Keys(window, near), sink, SCALE)
         even = torch.arange(0, 432, 2, device=DEVICE)
         store.put(window, even, torch.full((216, shape.dim), float("nan"), device=DEVICE))
-        assert_bits_equal(fast.attend(q, window, near, None, None, sink, SCALE), wanted)
+        assert_bits_equal(fast.attend(q, Keys(window, near), sink, SCALE), wanted)
         assert bool(wanted.isfinite().all())
 
 
@@ -87,18 +87,19 @@ def test_a_row_without_keys_is_zero(device_tools: Toolbox) -> None:
     shape, fast = shapes(device_tools)[0], StepAttend(device_tools)
     window, none = filled(shape.window, 64, DEVICE), torch.full((2, 64), -1, device=DEVICE)
     q = torch.randn(2, shape.heads, shape.dim, device=DEVICE).to(shape.dtype)
-    found = fast.attend(q, window, none, None, None, torch.zeros(shape.heads).to(DEVICE), SCALE)
+    found = fast.attend(q, Keys(window, none), torch.zeros(shape.heads, device=DEVICE), SCALE)
     assert_bits_equal(found, torch.zeros_like(found))
 
 
 def asked(counts: tuple[int, ...], entries: int, heads: int = 64) -> dict:
-    rows = sum(counts)
+    rows, owners = sum(counts), [s for s, count in enumerate(counts) for _ in range(count)]
     return {
         "q": fp4_grid(torch.randn(rows, heads, 128, device=DEVICE)),
         "weights": torch.randn(rows, heads, device=DEVICE),
         "keys": filled(index_row(128), 8192, DEVICE),
         "places": torch.randint(0, 8192, (len(counts), entries), device=DEVICE),
         "counts": counts,
+        "sequence": torch.tensor(owners, device=DEVICE),
         "visible": torch.randint(1, entries + 1, (rows,), device=DEVICE),
     }
 
@@ -111,7 +112,7 @@ def test_what_is_chosen_is_the_best_by_the_kernels_own_scores(
     given["visible"][0] = entries
     scores = fast.scores(Asked(**given, family="step"))
     seen = torch.arange(entries, device=DEVICE) < given["visible"].unsqueeze(1)
-    wanted = index.scores(**given, family="step")
+    wanted = index.scores(Asked(**given, family="step"))
     error = relative_error(scores.masked_fill(~seen, 0), wanted.masked_fill(~seen, 0))
     assert error <= TO_F32
     best = reference.best(512, scores.masked_fill(~seen, float("-inf")))
@@ -126,7 +127,7 @@ def test_equal_scores_go_to_the_lowest_entry(device_tools: Toolbox) -> None:
     given["weights"][1] *= 0.0
     given["visible"].fill_(20_000)
     found = StepIndex(device_tools).select(Asked(**given, family="step"), k=512)
-    assert torch.equal(found, index.select(**given, k=512, family="step"))
+    assert torch.equal(found, index.select(Asked(**given, family="step"), k=512))
     assert torch.equal(found[1], torch.arange(512, device=DEVICE))
 
 
@@ -142,7 +143,7 @@ def test_a_recorded_graph_follows_lengths_and_lists(device_tools: Toolbox) -> No
     def step() -> Tensor:
         chosen = choose.select(Asked(**given, family="step"), k=512)
         far = torch.where(chosen >= 0, given["places"][owner, chosen.clamp(min=0)], -1)
-        return fast.attend(q, window, near, entries, far, sink, SCALE)
+        return fast.attend(q, Keys(window, near, entries, far), sink, SCALE)
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from relight.base.formats import RowFormat, index_row, kv_row, window_row_v41
+from relight.base.numerics import Family
 from relight.kernels import hyper, store
 from relight.kernels.canary import Trial
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, StepCompress
+from relight.kernels.compress.step import Groups, Own, Raw, StepCompress
 from relight.kernels.cuda_tools import (
     COMPRESS,
     EXPERTS,
@@ -37,6 +38,7 @@ from relight.kernels.route.step import StepRoute
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams, sample
 from relight.kernels.sample.step import StepSample
+from relight.kernels.store.step import StepStore
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import StepVectors
 
@@ -157,6 +159,7 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
         ),
         kept(kv_row(512, 64)),
         kept(window_row_v41(512)),
+        copy_trial(tools, device, boundary),
         Trial(
             QUANT,
             "index queries of 128",
@@ -176,52 +179,76 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
     ]
 
 
-def compress_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -> list[Trial]:
-    """A row is all members of a group, in a slot of its own; the last of them comes as it was
-    projected."""
+def copy_trial(tools: Toolbox, device: torch.device, boundary: torch.dtype) -> Trial:
+    """Rows that are moved: packed by the definition on either side."""
+    fast, stored = StepStore(tools), kv_row(512, 64)
+
+    def moved(x: Tensor, kernel: StepStore | None) -> Tensor:
+        source, target = (Rows.empty(stored, 4 * len(x) + 1, device) for _ in range(2))
+        store.put(source, places(x), x)
+        store.copy(source, places(x), target, places(x).flip(0), kernel)
+        return store.get(target, places(x).flip(0))
+
+    return Trial(
+        STORE,
+        "rows that are moved",
+        lambda: randoms(ROWS, 512, device=device, dtype=boundary),
+        lambda x: moved(x, fast),
+        lambda x: moved(x, None),
+        0.0,
+    )
+
+
+def compress_trials(
+    tools: Toolbox, device: torch.device, boundary: torch.dtype, family: Family = "step"
+) -> list[Trial]:
+    """A row is all members of a group, in a slot of its own; the last of them come as they were
+    projected: one that goes into the ring first, or several given ones that are read before."""
+    kv, keys = kv_row(512, 64), index_row(128)
     return [
-        _compress_trial(tools, device, boundary, kv_row(512, 64), 4),
-        _compress_trial(tools, device, boundary, kv_row(512, 64), 128),
-        _compress_trial(tools, device, boundary, index_row(128), 4),
+        _compress_trial(tools, device, boundary, stored, ratio, family)
+        for stored, ratio in ((kv, 4), (kv, 128), (keys, 4))
     ]
 
 
 def _compress_trial(
-    tools: Toolbox, device: torch.device, boundary: torch.dtype, stored: RowFormat, ratio: int
+    tools: Toolbox,
+    device: torch.device,
+    boundary: torch.dtype,
+    stored: RowFormat,
+    ratio: int,
+    family: Family,
 ) -> Trial:
     fast, halves, dim = StepCompress(tools), 2 if ratio == 4 else 1, stored.dim
     members, channels = halves * ratio, halves * dim
-    ring_rows = members + 16
+    ring_rows, own = members + 16, 1 if family == "step" else members // 2 + 1
+    back = torch.arange(own - 1, -1, -1, device=device)
     norm, turn = torch.rand(dim, device=device) + 0.5, torch.exp(-torch.arange(32) / 4).to(device)
     ape = torch.randn(ratio, channels, device=device)
 
     def kernel(x: Tensor) -> Tensor:
         ring, last = torch.zeros(len(x), ring_rows, 2 * channels, device=device), closing(x, ratio)
         slots = torch.arange(len(x), device=device)
-        for back in range(1, members):
-            ring[slots, (last - back) % ring_rows] = x[:, members - 1 - back]
-        values, gates = (part.contiguous() for part in x[:, -1].chunk(2, dim=1))
-        at = slots * ring_rows + last % ring_rows
-        fast.put_raw(values, gates, ape, last, at, ring)
+        for before in range(own, members):
+            ring[slots, (last - before) % ring_rows] = x[:, members - 1 - before]
+        values, gates = (part.contiguous() for part in x[:, -own:].flatten(0, 1).chunk(2, dim=1))
+        at = last.unsqueeze(1) - back
+        raw = Raw(values, gates, ape, at.flatten())
         rows, groups = Rows.empty(stored, 4 * len(x) + 1, device), slots * 4 + 1
-        fast.close(
-            ring,
-            ratio,
-            slots,
-            Groups(last // ratio, slots, groups),
-            norm,
-            EPS,
-            turn,
-            rows,
-            boundary,
-        )
+        made = Groups(last // ratio, slots, groups)
+        given = (ring, ratio, slots, made, norm, EPS, turn, rows, boundary)
+        if family == "step":
+            fast.put_raw(raw, slots * ring_rows + last % ring_rows, ring)
+            fast.close(*given)
+        else:
+            fast.close(*given, Own(raw, at[:, 0].contiguous(), slots * own))
         return store.get(rows, groups)
 
     def reference(x: Tensor) -> Tensor:
         last = closing(x, ratio)
         values, gates = x.chunk(2, dim=2)
         added = torch.zeros_like(gates)
-        added[:, -1] = ape[last % ratio]
+        added[:, -own:] = ape[(last.unsqueeze(1) - back) % ratio]
         gates = gates + added
         if halves == 2:
             values, gates = (

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from relight.base.formats import RowFormat, index_row
 from relight.kernels import store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.attend import cuda as attend_cuda
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import Trial
 from relight.kernels.cuda_tools import ATTEND, INDEX
+from relight.kernels.index import Asked
 from relight.kernels.index import cuda as index_cuda
 from relight.kernels.index import reference as definition
-from relight.kernels.index.reference import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
@@ -45,16 +45,16 @@ def attend_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> lis
         sink = torch.randn(shape.heads, device=device)
         scale = shape.dim**-0.5
 
-        def given(q: Tensor) -> tuple[Tensor, Rows, Tensor, Rows, Tensor, Tensor, float]:
+        def keys(q: Tensor) -> Keys:
             near, far = listed(q, WINDOW_KEYS, window.count), listed(q, ENTRY_KEYS, STORED)
-            return q, window, near, entries, far, sink, scale
+            return Keys(window, near, entries, far)
 
         return Trial(
             ATTEND,
             f"{shape.window.name} and {shape.entries.name}",
             lambda: (2 * torch.randn(rows, shape.heads, shape.dim, device=device)).to(shape.dtype),
-            lambda q: fast.attend(*given(q)),
-            lambda q: attend(*given(q), "step", shape.dtype),
+            lambda q: fast.attend(q, keys(q), sink, scale),
+            lambda q: attend(q, keys(q), sink, scale, "step", shape.dtype),
             TO_BF16 if shape.dtype == torch.bfloat16 else TO_F32,
         )
 
@@ -75,7 +75,8 @@ def index_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> list
             q = fp4_grid(x[:, :values]).view(-1, heads, index_cuda.DIM)
             visible = ENTRIES - seeds(x).squeeze(1) % 1500
             weights, counts = x[:, values:].contiguous(), (1,) * len(x)
-            return Asked(q, weights, keys, places, counts, visible, "step")
+            own = torch.arange(len(x), device=device)
+            return Asked(q, weights, keys, places, counts, own, visible, "step")
 
         def kernel(x: Tensor) -> Tensor:
             return _best(fast.scores(asked(x)), fast.select(asked(x), K))

@@ -1,5 +1,5 @@
-"""Norm, rotation, Hadamard and rounding of the vectors of few rows, each way through them one
-launch on a CUDA device (`cuda/row.cu`). Knows no layer: which way a vector goes is its caller's."""
+"""Norm, rotation, Hadamard and rounding of vectors, each way through them one launch on a CUDA
+device (`cuda/row.cu`). Knows no layer: which way a vector goes is its caller's."""
 
 from dataclasses import dataclass
 
@@ -85,7 +85,7 @@ def kernel(form: Form, way: Way, block: Block, x: torch.dtype, boundary: torch.d
 
 
 def kernels(form: Form) -> list[Kernel]:
-    """Those of V4-Flash's steps."""
+    """Those of V4-Flash."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     kv, index, low = Block(KV_WIDTH, 128), Block(INDEX_WIDTH, 32), held(1024)
     assert low is not None
@@ -106,7 +106,7 @@ OPS = frozenset(("norm", "rope", "quant", "store"))
 
 
 class StepVectors:
-    """The step family of those of `ops` that were chosen. What takes several of them at once is
+    """Those of `ops` that were chosen for a family. What takes several of them at once is
     done by kernels only where all of them were."""
 
     def __init__(self, tools: Toolbox, ops: frozenset[str] = OPS) -> None:

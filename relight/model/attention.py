@@ -16,12 +16,12 @@ from relight.base.config import LayerSpec, ModelConfig
 from relight.base.numerics import Numerics
 from relight.cache.layout import partial_ring_rows, window_ring_rows
 from relight.kernels import index, store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.codec import Weight
 from relight.kernels.linear import grouped, linear
 from relight.kernels.rope import frequencies, rotate
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.kernels.rows import Rows
-from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.addresses import (
     EntryAddresses,
     RingAddresses,
@@ -69,7 +69,7 @@ class Attention:
         weights: AttentionWeights,
         numerics: Numerics,
         boundary: torch.dtype,
-        ops: StepOps = NO_KERNELS,
+        ops: Ops = NO_KERNELS,
     ) -> None:
         self.config = config
         self.layer = layer
@@ -83,15 +83,13 @@ class Attention:
         device = weights.sink.device
         self.frequencies = frequencies(theta, config.rope_dim, scaling).to(device)
         eps = config.rms_norm_eps
-        self.vectors = Vectors(self.frequencies, eps, boundary, ops.vectors)
+        self.vectors = Vectors(self.frequencies, eps, boundary, ops)
         self.compressor = self.index_compressor = None
         if weights.compressor:
-            self.compressor = Compressor(
-                weights.compressor, layer.ratio, eps, numerics, ops.compress
-            )
+            self.compressor = Compressor(weights.compressor, layer.ratio, eps, numerics, ops)
         if weights.indexer:
             self.index_compressor = Compressor(
-                weights.indexer.compressor, layer.ratio, eps, numerics, ops.compress
+                weights.indexer.compressor, layer.ratio, eps, numerics, ops
             )
 
     def forward(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> Tensor:
@@ -102,18 +100,15 @@ class Attention:
         q = q.view(-1, self.config.num_heads, self.config.head_dim)
         q = self.vectors.queries(q, segment)
         window = self._window(x, segment, where, state)
-        entry_index = self._entries(x, low_rank, segment, where, state)
+        entries = self._entries(x, low_rank, segment, where, state)
         out = attend(
             q,
-            window,
-            where.window_index,
-            state.compressed,
-            entry_index,
+            Keys(window, where.window_index, state.compressed, entries),
             w.sink,
             self.config.head_dim**-0.5,
             segment.family,
             self.boundary,
-            self.ops.attend,
+            self.ops.of(segment.family).attend,
         )
         out = self.vectors.rotate(out, segment, inverse=True)
         groups = self.config.o_groups
@@ -127,14 +122,14 @@ class Attention:
         if rings.past is None:
             self.vectors.keep(kv, norm, segment, state.window, rings.places)
             return state.window
-        kv = self.vectors.rotate(self.vectors.norm(kv, norm, segment), segment)
+        fast = self.ops.of(segment.family).store
         scratch = Rows.empty(state.window.format, rings.past.shape[0] + kv.shape[0], kv.device)
         past, new = torch.arange(scratch.count, device=kv.device).split(
             [rings.past.shape[0], kv.shape[0]]
         )
-        store.copy(state.window, rings.past, scratch, past)
-        store.put(scratch, new, kv)
-        store.copy(scratch, new[rings.kept], state.window, rings.places)
+        store.copy(state.window, rings.past, scratch, past, fast)
+        self.vectors.keep(kv, norm, segment, scratch, new)
+        store.copy(scratch, new[rings.kept], state.window, rings.places, fast)
         return scratch
 
     def _entries(
@@ -191,16 +186,22 @@ class Attention:
             q = self.vectors.rotate(q, segment)
         scale = (config.index_dim * config.index_heads) ** -0.5
         weights = self._linear(x, indexer.weights_proj, segment) * scale
-        return index.select(
+        asked = self._asked(q, weights, segment, entries, state.keys)
+        return index.select(asked, config.index_topk, self.ops.of(segment.family).index)
+
+    def _asked(
+        self, q: Tensor, weights: Tensor, segment: Segment, entries: EntryAddresses, keys: Rows
+    ) -> index.Asked:
+        """What the rows' queries q [rows, h, d] and weights [rows, h] of their heads ask."""
+        return index.Asked(
             q.float(),
             weights.float(),
-            state.keys,
+            keys,
             entries.places,
             segment.counts,
+            segment.sequence,
             entries.visible,
-            config.index_topk,
             segment.family,
-            self.ops.index,
         )
 
     def _linear(self, x: Tensor, weight: Weight, segment: Segment) -> Tensor:

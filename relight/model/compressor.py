@@ -16,10 +16,11 @@ from relight.base.numerics import Numerics
 from relight.cache.layout import OVERLAP_RATIO
 from relight.kernels import store
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, StepCompress
+from relight.kernels.compress.step import Groups, Own, Raw
 from relight.kernels.linear import linear
 from relight.kernels.quant import hadamard
 from relight.kernels.rope import rotate
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.kernels.rows import Rows
 from relight.model.addresses import EntryAddresses, RingAddresses
 from relight.model.inputs import Segment
@@ -42,7 +43,7 @@ class Compressor:
     ratio: int
     eps: float
     numerics: Numerics
-    fast: StepCompress | None = None
+    ops: Ops = NO_KERNELS
 
     def forward(
         self,
@@ -78,15 +79,19 @@ class Compressor:
     ) -> None:
         """As `forward`, and stores each entry in `rows`, rotated by the position of its first token
         and, if `turned`, multiplied by Hadamard's matrix."""
-        fast, w = self.fast, self.weights
+        fast, w = self.ops.of(segment.family).compress, self.weights
         rope = 2 * frequencies.shape[0]
-        if fast and segment.family == "step" and fast.takes(ring, self.ratio, rows, rope):
+        if fast and fast.takes(ring, self.ratio, rows, rope):
             assert turned == (rows.format.name == "fp4"), "kernels turn what is stored as FP4"
-            raw = self._projected(x, segment)
-            fast.put_raw(*raw, w.ape, segment.positions, rings.places, ring)
+            raw = Raw(*self._projected(x, segment), w.ape, segment.positions)
             groups = Groups(entries.group_entry, entries.group_sequence, entries.group_place)
-            slots, ratio = segment.slots, self.ratio
-            fast.close(ring, ratio, slots, groups, w.norm, self.eps, frequencies, rows, boundary)
+            given = (ring, self.ratio, segment.slots, groups, w.norm, self.eps, frequencies, rows)
+            if rings.past is None:
+                fast.put_raw(raw, rings.places, ring)
+                fast.close(*given, boundary)
+            else:
+                fast.close(*given, boundary, Own(raw, segment.starts, segment.first_rows))
+                fast.put_raw(raw, rings.places, ring, rings.kept)
             return
         latent = self.forward(x, segment, ring, rings, entries, boundary)
         first = entries.group_entry * self.ratio

@@ -14,10 +14,10 @@ from torch import Tensor
 from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import index, store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.linear import grouped
 from relight.kernels.norm import rms_norm
-from relight.kernels.step_ops import NO_KERNELS, StepOps
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.addresses import EntryAddresses, chosen_entries
 from relight.model.attention import Addresses, Attention
 from relight.model.compressor import Compressor
@@ -45,7 +45,7 @@ class Csa2(Attention):
         weights: LayerWeightsV41,
         numerics: Numerics,
         boundary: torch.dtype,
-        ops: StepOps = NO_KERNELS,
+        ops: Ops = NO_KERNELS,
     ) -> None:
         super().__init__(config, layer, weights.attention, numerics, boundary, ops)
         self.source, self.queries = weights.source, weights.queries
@@ -62,17 +62,15 @@ class Csa2(Attention):
         q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
         q = self.vectors.rotate(q, segment)
         window = self._window(x, segment, where, state)
+        entries = self._places(x, low_rank, segment, where, state, shared)
         out = attend(
             q,
-            window,
-            where.window_index,
-            state.compressed,
-            self._places(x, low_rank, segment, where, state, shared),
+            Keys(window, where.window_index, state.compressed, entries),
             w.sink,
             c.head_dim**-0.5,
             segment.family,
             self.boundary,
-            self.ops.attend,
+            self.ops.of(segment.family).attend,
         )
         out = self.vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)
@@ -153,26 +151,15 @@ class Csa2(Attention):
         else:
             q = self.vectors.rotate(q, segment)
         weights = self._linear(x, queries.weights_proj, segment)
-        weights = (weights * (c.index_dim * c.index_heads) ** -0.5).float()
-        asked = (q.float(), weights, state.keys, entries.places, segment.counts, entries.visible)
+        weights = weights * (c.index_dim * c.index_heads) ** -0.5
+        asked = self._asked(q, weights, segment, entries, state.keys)
+        k, size, fast = c.index_topk, blocks.block_size, self.ops.of(segment.family).index
         if self.layer.index < blocks.source:
-            return index.select(*asked, c.index_topk, segment.family, self.ops.index)
+            return index.select(asked, k, fast)
         if self.layer.index == blocks.source:
             chosen, shared.candidates = index.select_and_publish(
-                *asked,
-                c.index_topk,
-                blocks.block_size,
-                blocks.topk_blocks,
-                segment.family,
-                self.ops.index,
+                asked, k, size, blocks.topk_blocks, fast
             )
             return chosen
         assert shared.candidates is not None
-        return index.select_within(
-            *asked,
-            shared.candidates,
-            c.index_topk,
-            blocks.block_size,
-            segment.family,
-            self.ops.index,
-        )
+        return index.select_within(asked, shared.candidates, k, size, fast)

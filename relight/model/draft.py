@@ -15,12 +15,12 @@ from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.cache.layout import window_ring_rows
 from relight.kernels import hyper, store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.codec import DenseWeight
 from relight.kernels.linear import grouped, linear
 from relight.kernels.norm import rms_norm
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.kernels.rows import Rows
-from relight.kernels.step_ops import NO_KERNELS, StepOps
 from relight.model.addresses import NO_KEY, pad_keys, ring_addresses
 from relight.model.attention import Attention
 from relight.model.inputs import Segment
@@ -67,7 +67,7 @@ class Draft:
         embed: Tensor,
         head: DenseWeight,
         numerics: Numerics,
-        ops: StepOps = NO_KERNELS,
+        ops: Ops = NO_KERNELS,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -181,7 +181,7 @@ class Stage(Attention):
         weights: StageWeights,
         numerics: Numerics,
         boundary: torch.dtype,
-        ops: StepOps,
+        ops: Ops,
     ) -> None:
         layer = LayerSpec(number, "sliding", 0, "bias")
         super().__init__(config, layer, weights.attention, numerics, boundary, ops)
@@ -218,19 +218,16 @@ class Stage(Attention):
         q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
         q = (vectors.queries if c.generation == "v4" else vectors.rotate)(q, segment)
         scratch = Rows.empty(ring.format, seen.kept.shape[0] + seen.own.shape[0], x.device)
-        store.copy(ring, seen.rings, scratch, seen.kept)
+        store.copy(ring, seen.rings, scratch, seen.kept, self.ops.of(segment.family).store)
         vectors.keep(self._linear(x, w.wkv, segment), w.kv_norm, segment, scratch, seen.own)
         out = attend(
             q,
-            scratch,
-            seen.keys,
-            None,
-            None,
+            Keys(scratch, seen.keys),
             w.sink,
             c.head_dim**-0.5,
             segment.family,
             self.boundary,
-            self.ops.attend,
+            self.ops.of(segment.family).attend,
         )
         out = vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)

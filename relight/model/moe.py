@@ -12,7 +12,7 @@ from relight.base.numerics import Numerics
 from relight.kernels.experts import experts, swiglu
 from relight.kernels.linear import linear
 from relight.kernels.route import route
-from relight.kernels.step_ops import NO_KERNELS, StepOps
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.inputs import Segment
 from relight.model.weights import FfnWeights
 
@@ -26,7 +26,7 @@ class Moe:
         weights: FfnWeights,
         numerics: Numerics,
         boundary: torch.dtype,
-        ops: StepOps = NO_KERNELS,
+        ops: Ops = NO_KERNELS,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -38,7 +38,7 @@ class Moe:
         """x [rows, D] -> expert ids [rows, k], ascending, and their weights. Float32 throughout."""
         router, k = self.weights.router, self.config.experts_per_token
         logits = linear(x, router.gate, segment.family, quantised=False, boundary=torch.float32)
-        fast = self.ops.route if segment.family == "step" else None
+        fast = self.ops.of(segment.family).route
         run = fast.route if fast and fast.takes(logits, k) else route
         return run(
             logits,
@@ -60,7 +60,7 @@ class Moe:
         shared = self.weights.shared
         gate = linear(x, shared.w1, segment.family, quantised, self.boundary)
         up = linear(x, shared.w3, segment.family, quantised, self.boundary)
-        fast = self.ops.shared if segment.family == "step" else None
+        fast = self.ops.of(segment.family).shared
         if fast and fast.takes(gate, self.boundary) and fast.takes(x, self.boundary):
             hidden = fast.swiglu(gate, up, limit)
             out = linear(hidden, shared.w2, segment.family, quantised, self.boundary)

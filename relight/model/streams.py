@@ -8,18 +8,16 @@ from torch import Tensor
 from relight.base.config import ModelConfig
 from relight.kernels import hyper
 from relight.kernels.norm import rms_norm
-from relight.kernels.step_ops import NO_KERNELS, StepOps
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.inputs import Segment
 from relight.model.weights import HyperWeights
 
 
 class Mhc:
-    def __init__(
-        self, config: ModelConfig, boundary: torch.dtype, ops: StepOps = NO_KERNELS
-    ) -> None:
+    def __init__(self, config: ModelConfig, boundary: torch.dtype, ops: Ops = NO_KERNELS) -> None:
         self.config = config
         self.boundary = boundary
-        self.fast = ops.hyper
+        self.ops = ops
 
     def mix_and_read(
         self,
@@ -31,9 +29,9 @@ class Mhc:
     ) -> tuple[hyper.Mix, Tensor]:
         """The mix of streams [rows, hc, D], and what the sublayer behind them reads [rows, D]: by
         `pre` [rows, hc] of the sublayer before, or by the mix's own."""
-        c = self.config
-        if self.fast and segment.family == "step" and self.fast.takes(streams, self.boundary):
-            return self.fast.mix_and_read(
+        c, fast = self.config, self.ops.of(segment.family).hyper
+        if fast and fast.takes(streams, self.boundary):
+            return fast.mix_and_read(
                 streams,
                 weights.fn,
                 weights.base,

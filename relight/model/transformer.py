@@ -14,7 +14,7 @@ from relight.base.numerics import Numerics
 from relight.kernels import hyper
 from relight.kernels.linear import linear
 from relight.kernels.norm import rms_norm
-from relight.kernels.step_ops import StepOps
+from relight.kernels.row_ops import Ops
 from relight.model.attention import Addresses, Attention, addresses
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
@@ -33,7 +33,7 @@ class Block:
         weights: LayerWeights,
         numerics: Numerics,
         boundary: torch.dtype,
-        ops: StepOps,
+        ops: Ops,
     ) -> None:
         self.weights = weights
         self.attention = Attention(config, layer, weights.attention, numerics, boundary, ops)
@@ -96,9 +96,10 @@ class Transformer:
 
     def _read(self, streams: Tensor, segment: Segment) -> Tensor:
         """What the head gets of streams [rows, hc, D]: [rows, D], normed."""
-        w, c, fast = self.weights, self.config, self.weights.ops.hyper
+        w, c = self.weights, self.config
+        fast = w.ops.of(segment.family).hyper
         fn, base, scale, eps = w.hc_head_fn, w.hc_head_base, w.hc_head_scale, c.rms_norm_eps
-        if fast and segment.family == "step" and fast.takes(streams, self.boundary):
+        if fast and fast.takes(streams, self.boundary):
             return fast.read_by_head(streams, fn, base, scale, w.norm, eps=c.hc_eps, norm_eps=eps)
         pre = hyper.head(
             streams, fn, base, scale, eps=c.hc_eps, norm_eps=eps, family=segment.family

@@ -16,7 +16,7 @@ from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import hyper
 from relight.kernels.linear import linear
 from relight.kernels.norm import rms_norm
-from relight.kernels.step_ops import StepOps
+from relight.kernels.row_ops import Ops
 from relight.model.addresses import window_keys
 from relight.model.attention import Addresses, addresses
 from relight.model.csa2 import Csa2, Shared
@@ -39,7 +39,7 @@ class BlockV41:
         weights: LayerWeightsV41,
         numerics: Numerics,
         boundary: torch.dtype,
-        ops: StepOps,
+        ops: Ops,
     ) -> None:
         self.weights = weights
         self.attention = Csa2(config, layer, weights, numerics, boundary, ops)

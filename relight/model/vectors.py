@@ -1,5 +1,5 @@
 """What attention does with its vectors between products: norm, rotation, rounding and storing. By
-kernels for made rows where there are any, else op by op. Knows no product and no layer."""
+kernels where there are any, else op by op. Knows no product and no layer."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from relight.kernels import store
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.rope import rotate
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.kernels.rows import Rows
 from relight.kernels.vectors import (
     INDEX_QUERIES,
@@ -31,7 +32,7 @@ class Vectors:
     frequencies: Tensor
     eps: float
     boundary: torch.dtype
-    fast: StepVectors | None = None
+    ops: Ops = NO_KERNELS
 
     def norm(self, x: Tensor, weight: Tensor, segment: Segment) -> Tensor:
         if fast := self._fast(NORM, x, segment):
@@ -70,7 +71,6 @@ class Vectors:
         store.put(rows, places, x)
 
     def _fast(self, way: Way, x: Tensor, segment: Segment) -> StepVectors | None:
-        if self.fast is None or segment.family != "step":
-            return None
+        fast = self.ops.of(segment.family).vectors
         rope = 2 * self.frequencies.shape[0] if way.rope else 0
-        return self.fast if self.fast.takes(way, x, self.boundary, rope) else None
+        return fast if fast and fast.takes(way, x, self.boundary, rope) else None

@@ -25,7 +25,7 @@ from relight.kernels.codec import (
     Weight,
 )
 from relight.kernels.experts import Experts
-from relight.kernels.step_ops import NO_KERNELS, StepOps
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.source import STORED_AS, Progress, WeightSource
 
 
@@ -115,7 +115,7 @@ class ModelWeights:
     hc_head_scale: Tensor  # [1] float32
     norm: Tensor  # [D] float32
     head: DenseWeight  # [V, D]
-    ops: StepOps = field(default=NO_KERNELS, kw_only=True, repr=False)
+    ops: Ops = field(default=NO_KERNELS, kw_only=True, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from relight.base.engram import multipliers, table_primes
 from relight.base.headers import StoredTensor
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels.codec import DenseWeight, Weight
-from relight.kernels.step_ops import NO_KERNELS, StepOps
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.ngram_table import (
     DeviceTable,
     FileTable,
@@ -88,7 +88,7 @@ class ModelWeightsV41:
     head: DenseWeight  # [V, D]
     token_classes: Tensor  # [V] int64
     reads: ReadCount  # of all tables
-    ops: StepOps = field(default=NO_KERNELS, kw_only=True, repr=False)
+    ops: Ops = field(default=NO_KERNELS, kw_only=True, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from relight.base.formats import RowFormat, compressed_row_v41, index_row, kv_row, window_row_v41
 from relight.kernels import index, store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
-from relight.kernels.index.reference import Asked
+from relight.kernels.index import Asked
 from relight.kernels.index.step import StepIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
@@ -74,17 +74,18 @@ def test_attention_is_near_its_definition(tools: Toolbox, formats: str, dtype) -
     near, far, sink = lists(128), lists(448), torch.randn(HEADS)
     q = (2 * torch.randn(ROWS, HEADS, DIM)).to(dtype)
     fast = StepAttend(tools)
-    assert fast.takes(q, window, entries, dtype)
-    found = fast.attend(q, window, near, entries, far, sink, SCALE)
-    wanted = attend(q, window, near, entries, far, sink, SCALE, "step", dtype)
+    keys = Keys(window, near, entries, far)
+    assert fast.takes(q, keys, dtype)
+    found = fast.attend(q, keys, sink, SCALE)
+    wanted = attend(q, keys, sink, SCALE, "step", dtype)
     assert found.dtype == dtype
     assert relative_error(found, wanted) <= (2e-3 if dtype == BF16 else 2e-6)
 
-    alone = fast.attend(q[1:2], window, near[1:2], entries, far[1:2], sink, SCALE)
+    alone = fast.attend(q[1:2], keys.part(slice(1, 2)), sink, SCALE)
     assert_bits_equal(alone, found[1:2], "a row alone")
     near, far = F.pad(near, (0, 64), value=-1), F.pad(far, (0, 64), value=-1)
     q[0, 3, 5] = float("nan")
-    beside = fast.attend(q, window, near, entries, far, sink, SCALE)
+    beside = fast.attend(q, Keys(window, near, entries, far), sink, SCALE)
     assert_bits_equal(beside[1:], found[1:], "beside a row of NaN, and with blocks of no keys")
     assert bool(beside[0, 3].isnan().all())
 
@@ -95,12 +96,12 @@ def test_a_nan_reaches_only_rows_that_list_it(tools: Toolbox) -> None:
     near = torch.randint(0, COUNT // 2, (ROWS, 64)) * 2
     q = torch.randn(ROWS, HEADS, DIM).to(dtype)
     fast = StepAttend(tools)
-    wanted = fast.attend(q, window, near, None, None, sink, SCALE)
+    wanted = fast.attend(q, Keys(window, near), sink, SCALE)
     odd = torch.arange(1, COUNT, 2)
     store.put(window, odd, torch.full((len(odd), DIM), float("nan")))
-    assert_bits_equal(fast.attend(q, window, near, None, None, sink, SCALE), wanted)
+    assert_bits_equal(fast.attend(q, Keys(window, near), sink, SCALE), wanted)
     near[1, 7] = 1
-    found = fast.attend(q, window, near, None, None, sink, SCALE)
+    found = fast.attend(q, Keys(window, near), sink, SCALE)
     assert_bits_equal(found[[0, 2]], wanted[[0, 2]])
     assert bool(found[1].isnan().any(-1).all())
 
@@ -109,9 +110,9 @@ def test_a_row_without_keys_is_zero(tools: Toolbox) -> None:
     window, none = filled(kv_row(DIM, 64)), torch.full((ROWS, 64), -1)
     q = torch.randn(ROWS, HEADS, DIM)
     fast = StepAttend(tools)
-    found = fast.attend(q, window, none, window, none, torch.randn(HEADS), SCALE)
+    found = fast.attend(q, Keys(window, none, window, none), torch.randn(HEADS), SCALE)
     assert_bits_equal(found, torch.zeros_like(q))
-    empty = fast.attend(q[:0], window, none[:0], None, None, torch.randn(HEADS), SCALE)
+    empty = fast.attend(q[:0], Keys(window, none[:0]), torch.randn(HEADS), SCALE)
     assert empty.shape == (0, HEADS, DIM)
 
 
@@ -126,6 +127,7 @@ def asked(heads: int, counts: tuple[int, ...]) -> dict:
         "keys": filled(index_row(128), 900, outer=3),
         "places": torch.randint(0, 900, (sequences, ENTRIES)),
         "counts": counts,
+        "sequence": torch.arange(sequences).repeat_interleave(torch.tensor(counts)),
         "visible": torch.tensor([ENTRIES, 41, 40, 511, 3, 0, 257])[:rows],
     }
 
@@ -135,7 +137,10 @@ def test_scores_have_the_bits_of_the_definition(tools: Toolbox, heads: int) -> N
     given = asked(heads, (2, 0, 1, 1))
     fast = StepIndex(tools)
     assert fast.takes(given["q"], given["keys"])
-    found, wanted = fast.scores(Asked(**given, family="step")), index.scores(**given, family="step")
+    found, wanted = (
+        fast.scores(Asked(**given, family="step")),
+        index.scores(Asked(**given, family="step")),
+    )
     seen = torch.arange(ENTRIES) < given["visible"].unsqueeze(1)
     assert_bits_equal(found[seen], wanted[seen])
 
@@ -144,8 +149,9 @@ def test_the_best_entries_are_those_of_the_definition(modern: Toolbox) -> None:
     given = asked(16, (2, 0, 1, 1, 2, 1))
     fast = StepIndex(modern)
     found = fast.select(Asked(**given, family="step"), k=K)
-    assert torch.equal(found, index.select(**given, k=K, family="step"))
+    assert torch.equal(found, index.select(Asked(**given, family="step"), k=K))
     alone = {**given, "counts": (1,), "places": given["places"][2:3]}
+    alone["sequence"] = torch.zeros(1, dtype=torch.int64)
     alone |= {name: given[name][2:3] for name in ("q", "weights", "visible")}
     assert torch.equal(fast.select(Asked(**alone, family="step"), k=K), found[2:3])
 
@@ -157,7 +163,7 @@ def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
     given["weights"][1] *= 0.0
     given["visible"] = torch.tensor([ENTRIES, ENTRIES, 300])
     found = StepIndex(modern).select(Asked(**given, family="step"), k=K)
-    assert torch.equal(found, index.select(**given, k=K, family="step"))
+    assert torch.equal(found, index.select(Asked(**given, family="step"), k=K))
     assert torch.equal(found[1], torch.arange(K))
 
 
@@ -168,9 +174,9 @@ def test_two_levels_choose_what_the_definition_chooses(modern: Toolbox) -> None:
     best, published = fast.select_and_publish(
         Asked(**given, family="step"), k=K, size=size, blocks=blocks
     )
-    wanted = index.select_and_publish(**given, k=K, size=size, blocks=blocks, family="step")
+    wanted = index.select_and_publish(Asked(**given, family="step"), k=K, size=size, blocks=blocks)
     assert torch.equal(best, wanted[0])
     assert torch.equal(published, wanted[1])
     chosen = {"candidates": published, "k": K, "size": size}
     found = fast.select_within(Asked(**given, family="step"), **chosen)
-    assert torch.equal(found, index.select_within(**given, **chosen, family="step"))
+    assert torch.equal(found, index.select_within(Asked(**given, family="step"), **chosen))

@@ -1,4 +1,4 @@
-"""Sparse attention with few rows on CUDA devices: which kernels there are. Knows no layer, and not
+"""Sparse attention on CUDA devices: which kernels there are. Knows no layer, and not
 whether it is chosen."""
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from relight.kernels.forms import Form
 
 SOURCE = "attend/step.cu"
 
-KEY_BLOCK, TILE_HEADS, CHUNK = 64, 16, 64
-"""Keys, heads and dims of a block; `KEYS`, `TILE` and `CHUNK` of the source."""
+TILE_HEADS, CHUNK = 16, 64
+"""Heads and dims of a block; `TILE` and `CHUNK` of the source."""
 
 VALUE_THREADS = 256
 

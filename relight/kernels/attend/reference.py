@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.numerics import Family
+from relight.kernels.attend.keys import KEY_BLOCK, Keys
 from relight.kernels.invariant import ALIGN, in_blocks, tree_sum
 from relight.kernels.peek import distinct, some
 from relight.kernels.rows import Rows
-
-KEY_BLOCK = 64
 
 ROWS = 16
 """Rows of a block of the prefill family."""
@@ -25,20 +24,12 @@ LISTED_KEYS = 2**14
 
 
 def attend(
-    q: Tensor,
-    window: Rows,
-    window_index: Tensor,
-    entries: Rows | None,
-    entry_index: Tensor | None,
-    sink: Tensor,
-    scale: float,
-    family: Family,
-    boundary: torch.dtype,
+    q: Tensor, keys: Keys, sink: Tensor, scale: float, family: Family, boundary: torch.dtype
 ) -> Tensor:
     count, heads, dim = q.shape
-    sources = [(window, window_index)]
-    if entries is not None and entry_index is not None:
-        sources.append((entries, entry_index))
+    sources = [(keys.window, keys.window_index)]
+    if keys.entries is not None and keys.entry_index is not None:
+        sources.append((keys.entries, keys.entry_index))
     q = F.pad(q.float(), (0, -dim % ALIGN, 0, -heads % ALIGN))
 
     def part(at: int, to: int) -> Tensor:

@@ -1,4 +1,4 @@
-// Attention of the rows of a step to the keys listed for them, with a sink; see attend/__init__.py for what it is.
+// Attention of rows to the keys listed for them, with a sink; see attend/__init__.py for what it is.
 //
 // Keys come in blocks of 64, at fixed places of a row's lists. The definition walks them in order, and a numerator is rounded
 // against the best key so far, so what a block adds hangs on all blocks in front of it. Hence two kernels: attend_scores takes

@@ -1,59 +1,51 @@
-"""Sparse attention of few rows, launched on a CUDA device. Knows no layer."""
+"""Sparse attention, launched on a CUDA device. Knows no layer."""
 
 import torch
 from torch import Tensor
 
 from relight.kernels.attend import cuda
+from relight.kernels.attend.keys import KEY_BLOCK, Keys
 from relight.kernels.block import in_place
-from relight.kernels.rows import Rows
+from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.sources import readable, source
 from relight.kernels.toolbox import Toolbox
 
 
 class StepAttend:
-    """The step family of `attend`: two launches. Scratch is 4 bytes a row, head and listed key."""
+    """`attend` of either family: two launches a pass. Scratch is 4 bytes for each listed key and
+    head of a row of a pass, and 4 more for 64 of them."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
 
-    def takes(self, q: Tensor, window: Rows, entries: Rows | None, boundary: torch.dtype) -> bool:
+    def takes(self, q: Tensor, keys: Keys, boundary: torch.dtype) -> bool:
         """Whether this call is for the kernels: the same for all rows of a call site."""
-        fits = not _shape(q, window, entries).objection
-        return fits and q.dtype == boundary and readable(window, entries)
+        fits = not _shape(q, keys).objection
+        return fits and q.dtype == boundary and readable(keys.window, keys.entries)
 
-    def attend(
-        self,
-        q: Tensor,
-        window: Rows,
-        window_index: Tensor,
-        entries: Rows | None,
-        entry_index: Tensor | None,
-        sink: Tensor,
-        scale: float,
-    ) -> Tensor:
+    def attend(self, q: Tensor, keys: Keys, sink: Tensor, scale: float) -> Tensor:
         """As `attend.attend`: q [n, H, D] -> [n, H, D], of its dtype."""
-        tools, shape, rows = self._tools, _shape(q, window, entries), len(q)
+        tools, shape = self._tools, _shape(q, keys)
         q = q if in_place(q) else q.clone(memory_format=torch.contiguous_format)
         y = torch.empty_like(q)
-        if rows == 0:
-            return y
-        lists = [
-            window_index.contiguous(),
-            None if entry_index is None else entry_index.contiguous(),
-        ]
-        blocks = [0 if one is None else one.shape[1] // cuda.KEY_BLOCK for one in lists]
-        given = (*source(window), *source(entries), *lists, *blocks)
-        count = sum(blocks)
-        scores = sink.new_empty((rows, shape.heads, count, cuda.KEY_BLOCK))
-        best = sink.new_empty((rows, shape.heads, count))
-        if count:
-            launch = tools.load(cuda.scores(tools.form, shape), 32 * shape.chunks)
-            launch((count * shape.groups, rows), q, *given, float(scale), scores, best)
-        launch = tools.load(cuda.values(tools.form, shape), cuda.VALUE_THREADS)
-        launch((shape.chunks * shape.groups, rows), scores, best, *given, sink, y)
+        lists = [None if one is None else one.contiguous() for one in keys.lists]
+        blocks = [0 if one is None else one.shape[1] // KEY_BLOCK for one in lists]
+        count, sources = sum(blocks), (*source(keys.window), *source(keys.entries))
+        nbytes = 4 * shape.heads * count * (KEY_BLOCK + 1)
+        kept = (rows_of_a_pass(len(q), nbytes), shape.heads, count)
+        scores, best = sink.new_empty((*kept, KEY_BLOCK)), sink.new_empty(kept)
+        for part in passes(len(q), nbytes):
+            rows = part.stop - part.start
+            given = (*sources, *(None if one is None else one[part] for one in lists), *blocks)
+            if count:
+                launch = tools.load(cuda.scores(tools.form, shape), 32 * shape.chunks)
+                grid = (count * shape.groups, rows)
+                launch(grid, q[part], *given, float(scale), scores, best)
+            launch = tools.load(cuda.values(tools.form, shape), cuda.VALUE_THREADS)
+            launch((shape.chunks * shape.groups, rows), scores, best, *given, sink, y[part])
         return y
 
 
-def _shape(q: Tensor, window: Rows, entries: Rows | None) -> cuda.Shape:
-    of_entries = window.format if entries is None else entries.format
-    return cuda.Shape(q.shape[1], window.format, of_entries, q.dtype)
+def _shape(q: Tensor, keys: Keys) -> cuda.Shape:
+    entries = keys.window if keys.entries is None else keys.entries
+    return cuda.Shape(q.shape[1], keys.window.format, entries.format, q.dtype)

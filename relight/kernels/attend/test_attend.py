@@ -5,7 +5,7 @@ from torch import Tensor
 
 from relight.base.formats import float_row, kv_row
 from relight.kernels import store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.rows import Rows
 from relight.kernels.testing import FAMILIES, assert_bits_equal, assert_rows_invariant, bf16_steps
 
@@ -45,24 +45,17 @@ class Sources:
         self.sink = torch.randn(HEADS).to(device)
 
     def attend(self, q, window_index, entry_index, family, boundary=F32) -> Tensor:
-        return attend(
-            q,
-            self.window,
-            window_index,
-            self.entries,
-            entry_index,
-            self.sink,
-            SCALE,
-            family,
-            boundary,
-        )
+        return attend(q, self.keys(window_index, entry_index), self.sink, SCALE, family, boundary)
+
+    def keys(self, window_index, entry_index) -> Keys:
+        return Keys(self.window, window_index, self.entries, entry_index)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_equals_official(device: str, vectors, family) -> None:
     keys = rows_of(vectors("sparse_attn/kv"))
     slots = F.pad(vectors("sparse_attn/slots").long(), (0, 192 - 150), value=-1)
-    given = (keys, slots, None, None, vectors("sparse_attn/sink"), SCALE, family)
+    given = (Keys(keys, slots), vectors("sparse_attn/sink"), SCALE, family)
     wanted = vectors("sparse_attn/o")
     found = attend(vectors("sparse_attn/q"), *given, BF16)
     assert bf16_steps(found, wanted) <= 1
@@ -90,17 +83,8 @@ def test_blocks_without_keys_change_no_bit(device: str, family) -> None:
         longer = {name: F.pad(x, (0, more), value=-1) for name, x in given.items() if name != "q"}
         assert_bits_equal(sources.attend(given["q"], **longer, family=family), wanted)
     empty = torch.full((20, 64), -1, device=device)
-    alone = attend(
-        given["q"],
-        sources.window,
-        given["window_index"],
-        None,
-        None,
-        sources.sink,
-        SCALE,
-        family,
-        F32,
-    )
+    window = Keys(sources.window, given["window_index"])
+    alone = attend(given["q"], window, sources.sink, SCALE, family, F32)
     found = sources.attend(given["q"], given["window_index"], empty, family)
     assert_bits_equal(found, alone, "no entries and an empty list of entries")
 
@@ -112,8 +96,8 @@ def test_where_keys_lie_changes_no_bit(device: str, family) -> None:
     q, listed = inputs_of(20, device)["q"], lists(20, 128, WINDOW_ROWS).to(device)
     moved = torch.where(listed >= 0, order.argsort()[listed.clamp(min=0)], -1)
     sink = torch.randn(HEADS).to(device)
-    wanted = attend(q, rows_of(values), listed, None, None, sink, SCALE, family, F32)
-    found = attend(q, rows_of(values[order]), moved, None, None, sink, SCALE, family, F32)
+    wanted = attend(q, Keys(rows_of(values), listed), sink, SCALE, family, F32)
+    found = attend(q, Keys(rows_of(values[order]), moved), sink, SCALE, family, F32)
     assert_bits_equal(found, wanted)
 
 
@@ -198,20 +182,20 @@ class Noting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def takes(self, q, window, entries, boundary) -> bool:
-        return window.format.name == "fp8" and q.dtype == boundary
+    def takes(self, q, keys, boundary) -> bool:
+        return keys.window.format.name == "fp8" and q.dtype == boundary
 
-    def attend(self, q, window, window_index, entries, entry_index, sink, scale) -> Tensor:
+    def attend(self, q, keys, sink, scale) -> Tensor:
         self.asked += 1
         return torch.zeros_like(q)
 
 
-def test_kernels_are_asked_for_made_rows_that_they_take() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_are_asked_for_rows_that_they_take(family) -> None:
     given, fast = inputs_of(3, "cpu"), Noting()
-    for packed, family, asked in ((True, "prefill", 0), (False, "step", 0), (True, "step", 1)):
+    for packed in (False, True):
         sources = Sources("cpu", packed)
-        lists = (given["window_index"], sources.entries, given["entry_index"])
-        rest = (sources.sink, SCALE, family, F32, fast)
-        found = attend(given["q"], sources.window, *lists, *rest)
-        assert fast.asked == asked
-        assert bool(found.any()) != bool(asked)
+        keys = sources.keys(given["window_index"], given["entry_index"])
+        found = attend(given["q"], keys, sources.sink, SCALE, family, F32, fast)
+        assert fast.asked == packed
+        assert bool(found.any()) != packed

@@ -1,5 +1,5 @@
-"""Compressors of few rows on CUDA devices: which kernels there are. Knows no layer, and not whether
-it is chosen."""
+"""Compressors on CUDA devices: which kernels there are. Knows no layer, and not whether it is
+chosen."""
 
 import torch
 

@@ -1,6 +1,7 @@
-// Compressors for the rows of a step: an entry for each group that closes, out of the raw rows in their rings.
+// Compressors: an entry for each group that closes, out of raw rows in a ring. A segment may have more rows than a ring, so members
+// that are rows of the segment itself are read as they were projected, if it says where.
 //
-// MEMBERS rows of a ring are pooled, channel by channel, by the softmax of their gates. With OVERLAP the first half of the members
+// MEMBERS rows are pooled, channel by channel, by the softmax of their gates. With OVERLAP the first half of the members
 // are the A halves of the group before, the others the B halves of the group itself. The entry is rounded, normed, rotated by the
 // position of the group's first token and stored: END 2 a row of format "fp8", 3, after Hadamard, one of format "fp4".
 #include "row.cuh"
@@ -15,22 +16,36 @@ struct Group {
   const float* slot;  // of the ring
   i64 first;          // position of the first member, below zero before the sequence
   int start, ring;    // its ring row
+  int own;            // from this member on they are rows of the segment; MEMBERS where none is
+  const float *values, *gates, *ape;  // of member m at m * CHANNELS; of the last m % RATIO
   D bool absent(int m) const { return first + m < 0; }
-  D const float* values(int m, int channel) const {
-    const int row = start + m < ring ? start + m : start + m - ring;
-    return slot + row * (2 * CHANNELS) + (OVERLAP && m >= RATIO ? WIDTH : 0) + channel;
+  D static int half(int m) { return OVERLAP && m >= RATIO ? WIDTH : 0; }
+  D const float* kept(int m) const {
+    return slot + (start + m < ring ? start + m : start + m - ring) * (2 * CHANNELS) + half(m);
+  }
+  D void value(int m, int channel, float (&v)[2]) const {
+    v[0] = v[1] = 0.f;
+    if (!absent(m)) read_pair((m < own ? kept(m) : values + m * CHANNELS + half(m)) + channel, v);
   }
   D void gate(int m, int channel, float (&g)[2]) const {
     g[0] = g[1] = __uint_as_float(0xFF800000u);  // -infinity
-    if (!absent(m)) read_pair(values(m, channel) + CHANNELS, g);
+    if (absent(m)) return;
+    read_pair((m < own ? kept(m) + CHANNELS : gates + m * CHANNELS + half(m)) + channel, g);
+    if (m >= own) {
+      float more[2];
+      read_pair(ape + m % RATIO * CHANNELS + half(m) + channel, more);
+      UNROLL for (int b = 0; b < 2; b++) g[b] = add(g[b], more[b]);
+    }
   }
 };
 
-// Groups g: entry, sequence and place of each; place 0 is the null page's, of groups that do not close. slots by sequence.
+// Groups g: entry, sequence and place of each; place 0 is the null page's, of groups that do not close. slots by sequence. Where
+// `values` is not null, row first_rows[sequence] of it and of the gates is at position starts[sequence], and so on.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pool(const i64* entries, const i64* sequences, const i64* slots, const i64* places, const float* rows, i64 slot_floats,
-         int ring, const float* weight, float eps, const float* frequencies, u8* data, u8* scale, i64 data_outer, i64 scale_outer,
-         int inner, int data_inner, int scale_inner) {
+    pool(const i64* entries, const i64* sequences, const i64* slots, const i64* places, const float* values, const float* gates,
+         const float* ape, const i64* starts, const i64* first_rows, const float* rows, i64 slot_floats, int ring,
+         const float* weight, float eps, const float* frequencies, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner,
+         int data_inner, int scale_inner) {
   __shared__ Room room;
   const i64 g = blockIdx.x;
   wait_for_previous();
@@ -38,7 +53,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (to == 0) return;
   const i64 first = entry * RATIO - (MEMBERS - RATIO);
   const int start = (int)((first + MEMBERS) % ring) - MEMBERS;  // the ring has MEMBERS rows at least, and first + MEMBERS > 0
-  const Group group = {rows + slots[sequences[g]] * slot_floats, first, start < 0 ? start + ring : start, ring};
+  const i64 sequence = sequences[g];
+  Group group = {rows + slots[sequence] * slot_floats, first, start < 0 ? start + ring : start, ring, MEMBERS};
+  if (values) {
+    const i64 before = starts[sequence] - first, from = first_rows[sequence] - before;  // row of member 0
+    group.own = (int)min(max(before, (i64)0), (i64)MEMBERS);
+    group.values = values + from * CHANNELS;
+    group.gates = gates + from * CHANNELS;
+    group.ape = ape;
+  }
   Pairs v;
 #pragma unroll 1
   for (int j = 0; j < PAIRS; j++) {
@@ -63,9 +86,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     _Pragma("unroll 1") for (int o = 0; o < STRIDE; o++) {
       UNROLL for (int i = 0; i < RUN; i++) {
         const int m = i * STRIDE + o;
-        float gate[2], value[2] = {0.f, 0.f};
+        float gate[2], value[2];
         group.gate(m, channel, gate);
-        if (!group.absent(m)) read_pair(group.values(m, channel), value);
+        group.value(m, channel, value);
         UNROLL for (int b = 0; b < 2; b++) {
           const bool here = gate[b] != __uint_as_float(0xFF800000u);
           part[b][i] = mul(__fdiv_rn(expf(add(gate[b], -largest[b])), total[b]), here ? value[b] : 0.f);

@@ -1,4 +1,4 @@
-"""Compressors of few rows, launched on a CUDA device. Knows no layer."""
+"""Compressors, launched on a CUDA device. Knows no layer."""
 
 from dataclasses import dataclass
 
@@ -22,8 +22,34 @@ class Groups:
     place: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Projected rows of a segment, float32: `values` and `gates` [n, c * d], to which ape
+    [ratio, c * d] is added by `positions` [n]."""
+
+    values: Tensor
+    gates: Tensor
+    ape: Tensor
+    positions: Tensor
+
+    def __post_init__(self) -> None:
+        parts = (self.values, self.gates, self.ape)
+        assert all(x.is_contiguous() for x in parts), "they lie in pieces"
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Raw rows that are read before they are in a ring, which may not hold all of them: those of a
+    sequence are rows first_rows [sequences] on, at positions starts [sequences] on."""
+
+    raw: Raw
+    starts: Tensor
+    first_rows: Tensor
+
+
 class StepCompress:
-    """The step family of V4's compressors, from projected rows to stored entries: two launches."""
+    """V4's compressors, from projected rows to stored entries, for either family: two launches.
+    Made rows go into the ring first, since several segments may have rows of one group."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -44,25 +70,15 @@ class StepCompress:
             and in_words(rows)
         )
 
-    def put_raw(
-        self,
-        values: Tensor,
-        gates: Tensor,
-        ape: Tensor,
-        positions: Tensor,
-        places: Tensor,
-        ring: Tensor,
-    ) -> None:
-        """values and gates [n, c * d], the gates with ape [ratio, c * d] by positions [n], into
-        rows places [n] of the ring."""
-        n, channels = values.shape
-        assert all(x.is_contiguous() for x in (values, gates, ape)), "they lie in pieces"
-        if n == 0:
+    def put_raw(self, raw: Raw, places: Tensor, ring: Tensor, kept: Tensor | None = None) -> None:
+        """Rows kept [m] of the raw ones, or all, into rows places [m] of the ring."""
+        count, channels = len(places), raw.values.shape[1]
+        if count == 0:
             return
-        kernel = cuda.put_raw(self._tools.form, channels, ape.shape[0])
+        kernel = cuda.put_raw(self._tools.form, channels, raw.ape.shape[0])
         launch = self._tools.load(kernel, cuda.RAW_THREADS)
-        grid = (-(-channels // cuda.RAW_THREADS), n)
-        given = (values, gates, ape, positions, places)
+        grid = (count, -(-channels // cuda.RAW_THREADS))
+        given = (raw.values, raw.gates, raw.ape, raw.positions, kept, places)
         launch(grid, *given, ring, Long(ring.stride(0)), ring.shape[1])
 
     def close(
@@ -76,14 +92,23 @@ class StepCompress:
         frequencies: Tensor,
         rows: Rows,
         boundary: torch.dtype,
+        own: Own | None = None,
     ) -> None:
-        """Pools each group that closes out of the ring of its sequence's slot, norms, rotates and
-        stores it; index keys are multiplied by Hadamard's matrix first."""
+        """Pools each group that closes out of the ring of its sequence's slot, and of the segment's
+        `own` rows where they are not there, norms, rotates and stores it; index keys are
+        multiplied by Hadamard's matrix first."""
         count = groups.entry.shape[0]
         if count == 0:
             return
         kernel = cuda.pool(self._tools.form, rows.format, ratio, boundary)
         launch = self._tools.load(kernel, cuda.THREADS[rows.format.dim])
-        where = (groups.entry, groups.sequence, slots, groups.place)
+        where = (groups.entry, groups.sequence, slots, groups.place, *_addresses(own))
         given = (ring, Long(ring.stride(0)), ring.shape[1], norm, eps, frequencies)
         launch((count, 1), *where, *given, *strides(rows))
+
+
+def _addresses(own: Own | None) -> tuple[Tensor | None, ...]:
+    if own is None:
+        return (None,) * 5
+    raw = own.raw
+    return raw.values, raw.gates, raw.ape, own.starts, own.first_rows

@@ -1,10 +1,10 @@
-// Around the shared expert's products, for the rows of a step: the gate, and the sum with what the routed experts gave.
+// Around the shared expert's products: the gate, and the sum with what the routed experts gave.
 #include "values.cuh"
 
-// gate, up [n, width], width even -> y = silu(min(gate, limit)) * clamp(up, +-limit). Grid: 512 columns, n; below, too.
+// gate, up [n, width], width even -> y = silu(min(gate, limit)) * clamp(up, +-limit). Grid: n, columns by 512; below, too.
 extern "C" __global__ void __launch_bounds__(256) gated(const In* gate, const In* up, Out* y, int width, float limit) {
-  const int column = (blockIdx.x * 256 + threadIdx.x) * 2;
-  const i64 at = (i64)blockIdx.y * width + column;
+  const int column = (blockIdx.y * 256 + threadIdx.x) * 2;
+  const i64 at = (i64)blockIdx.x * width + column;
   wait_for_previous();
   if (column >= width) return;
   float g[2], u[2], found[2];
@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(256) gated(const In* gate, const In
 
 // routed [n, width] float32, shared [n, width] -> y = routed + shared.
 extern "C" __global__ void __launch_bounds__(256) joined(const float* routed, const In* shared, Out* y, int width) {
-  const int column = (blockIdx.x * 256 + threadIdx.x) * 2;
-  const i64 at = (i64)blockIdx.y * width + column;
+  const int column = (blockIdx.y * 256 + threadIdx.x) * 2;
+  const i64 at = (i64)blockIdx.x * width + column;
   wait_for_previous();
   if (column >= width) return;
   float r[2], s[2];

@@ -1,5 +1,5 @@
-"""What goes on around the products of the shared expert for few rows, launched on a CUDA device.
-Knows no router."""
+"""What goes on around the products of the shared expert, launched on a CUDA device. Knows no
+router."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,6 @@ from torch import Tensor
 from relight.kernels.block import in_place, plain, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
-from relight.kernels.launch import MOST_ROWS
 from relight.kernels.toolbox import Toolbox
 
 SOURCE = "experts/shared.cu"
@@ -31,14 +30,14 @@ def kernels(form: Form) -> list[Kernel]:
 
 
 class StepShared:
-    """The step family of `swiglu` without a weight, and of the sum behind it."""
+    """`swiglu` without a weight, and the sum behind it, for either family."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
 
     def takes(self, x: Tensor, boundary: torch.dtype) -> bool:
         """Whether x [n, d], and others like it, are for these kernels."""
-        return x.dtype == boundary and x.shape[1] % 8 == 0 and len(x) <= MOST_ROWS and in_place(x)
+        return x.dtype == boundary and x.shape[1] % 8 == 0 and in_place(x)
 
     def swiglu(self, gate: Tensor, up: Tensor, limit: float) -> Tensor:
         """`experts.swiglu` of gate and up [n, I]."""
@@ -57,4 +56,4 @@ class StepShared:
         assert isinstance(y, Tensor)
         if rows:
             launch = self._tools.load(kernel(self._tools.form, entry, y.dtype), THREADS)
-            launch((-(-width // (2 * THREADS)), rows), x, *rest)
+            launch((rows, -(-width // (2 * THREADS))), x, *rest)

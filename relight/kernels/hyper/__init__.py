@@ -17,7 +17,7 @@ from relight.kernels.hyper import reference
 
 
 class FastHyper(Protocol):
-    """Kernels for few rows. Rows that they have mixed are spread by them, too."""
+    """Kernels. Rows that they have mixed are spread by them, too."""
 
     def expand(self, out: Tensor, streams: Tensor, mix: "Mix") -> Tensor: ...
 

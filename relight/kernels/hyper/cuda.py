@@ -1,5 +1,5 @@
-"""Hyper-connections for few rows on CUDA devices: which kernels there are. Knows no sublayer, and
-not whether it is chosen."""
+"""Hyper-connections on CUDA devices: which kernels there are. Knows no sublayer, and not whether it
+is chosen."""
 
 import torch
 

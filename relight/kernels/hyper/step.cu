@@ -1,4 +1,4 @@
-// How a sublayer reads and writes the four residual streams, for the rows of a step.
+// How a sublayer reads and writes the four residual streams.
 //
 // The definition multiplies the HC * WIDTH values of a row with OUTPUTS rows of weights. Here they are cut into SPLITS slices of
 // 128, a constant of the shape: a warp sums a slice for one output, four values a lane by fma and lanes by a tree, and slices are
@@ -122,11 +122,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
 #endif
 }
 
-// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j.
+// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. Grid: n, columns by
+// 512.
 extern "C" __global__ void __launch_bounds__(256)
     spread(const In* out, const In* streams, const float* post, const float* comb, Out* y) {
-  const i64 row = blockIdx.y;
-  const int at = (blockIdx.x * 256 + threadIdx.x) * 2;
+  const i64 row = blockIdx.x;
+  const int at = (blockIdx.y * 256 + threadIdx.x) * 2;
   wait_for_previous();
   if (at >= WIDTH) return;
   float o[2], x[HC][2];

@@ -1,20 +1,25 @@
-"""Hyper-connections for few rows, launched on a CUDA device. Knows no sublayer."""
+"""Hyper-connections, launched on a CUDA device. Knows no sublayer."""
 
 import torch
 from torch import Tensor
 
 from relight.kernels.block import Block, in_place
 from relight.kernels.hyper import Mix, cuda
+from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.toolbox import Toolbox
 
-ROWS = 8
-"""Rows that a block of `mix_parts` takes one after another before a second block joins."""
+ROWS, MANY_ROWS = 8, 32
+"""Rows that a block of `mix_parts` takes one after another: of few, so that there are blocks for
+all processors, and of many, so that weights, 12 KB of a block, are read for a few."""
+
+MANY = 256
+"""From more rows on."""
 
 SPREAD_THREADS = 256
 
 
 class StepHyper:
-    """The step family of `hyper`: three launches a sublayer."""
+    """`hyper` of either family: three launches a sublayer, of many rows two of them a pass."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -82,18 +87,18 @@ class StepHyper:
     ) -> Tensor:
         n, hc, width = streams.shape
         x = streams.new_empty((n, width))
-        if n == 0:
-            return x
-        held = self._held(width)
+        held, form, count = self._held(width), self._tools.form, len(base)
         splits = hc * width // cuda.SLICE
-        parts = base.new_empty((n, splits, cuda.PARTS))
-        form, count = self._tools.form, len(base)
-        first = self._tools.load(cuda.mix_parts(form, held, streams.dtype, count), 256)
-        first((splits, -(-n // ROWS)), streams, fn, parts, n)
-        end = cuda.mix_end(form, held, streams.dtype, count)
-        last = self._tools.load(end, held.threads + 32)
-        given = (parts, base, scale, streams, reading, norm, *epsilons, iterations)
-        last((n, 1), *given, *outputs, x)
+        nbytes = 4 * splits * cuda.PARTS
+        parts = base.new_empty((rows_of_a_pass(n, nbytes), splits, cuda.PARTS))
+        for part in passes(n, nbytes):
+            own, rows = streams[part], part.stop - part.start
+            first = self._tools.load(cuda.mix_parts(form, held, streams.dtype, count), 256)
+            first((splits, -(-rows // (MANY_ROWS if rows > MANY else ROWS))), own, fn, parts, rows)
+            end = cuda.mix_end(form, held, streams.dtype, count)
+            last = self._tools.load(end, held.threads + 32)
+            given = (parts, base, scale, own, _part(reading, part), norm, *epsilons, iterations)
+            last((rows, 1), *given, *(_part(one, part) for one in outputs), x[part])
         return x
 
     def expand(self, out: Tensor, streams: Tensor, mix: Mix) -> Tensor:
@@ -102,7 +107,7 @@ class StepHyper:
         y = torch.empty_like(streams)
         if n:
             kernel = cuda.spread(self._tools.form, self._held(width), streams.dtype)
-            grid = (-(-width // (2 * SPREAD_THREADS)), n)
+            grid = (n, -(-width // (2 * SPREAD_THREADS)))
             self._tools.load(kernel, SPREAD_THREADS)(grid, out, streams, mix.post, mix.comb, y)
         return y
 
@@ -110,3 +115,7 @@ class StepHyper:
         held = cuda.block(width)
         assert held is not None, f"{width} columns are not shared evenly by 32 threads"
         return held
+
+
+def _part(x: Tensor | None, rows: slice) -> Tensor | None:
+    return None if x is None else x[rows]

@@ -1,4 +1,4 @@
-"""The indexer with few rows on CUDA devices: which kernels there are. Knows no layer, and not
+"""The indexer on CUDA devices: which kernels there are. Knows no layer, and not
 whether it is chosen."""
 
 from relight.kernels.build import Kernel, Macros
@@ -11,7 +11,11 @@ HEADS = (16, 32, 64)
 """What there are kernels for; V4-Flash has 64 heads and V4.1-Flash 32."""
 
 ENTRIES = 256
-"""Of a block of `index_scores`."""
+"""What a block of `index_scores` takes at least."""
+
+MANY_BLOCKS, MOST_SPANS = 2048, 8
+"""From so many blocks on, four for each time that every processor of an H200 takes four, a block
+takes more entries, and stages its queries, 32 KB of a row, less often."""
 
 SCORE_THREADS, TOP_THREADS = 256, 1024
 
@@ -23,6 +27,12 @@ def scores(form: Form, heads: int) -> Kernel:
 def topk(form: Form) -> Kernel:
     """What is chosen does not hang on what was scored."""
     return Kernel("index top-k", SOURCE, "index_topk", _macros(form, HEADS[-1]))
+
+
+def span(rows: int, entries: int) -> int:
+    """Entries of a block."""
+    blocks = rows * -(-entries // ENTRIES)
+    return ENTRIES * max(1, min(MOST_SPANS, blocks // MANY_BLOCKS))
 
 
 def _macros(form: Form, heads: int) -> Macros:

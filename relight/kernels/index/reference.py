@@ -6,7 +6,8 @@ Scratch is ROWS * heads * KEYS floats (16 * 64 * 512 * 4 B = 2 MB) and one block
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +30,26 @@ HIDDEN = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of the keys: the arguments that all functions of `index` share."""
+    """What is asked of the keys: the arguments that all functions of `index` share. The keys of
+    entry e of sequence s are row places[s, e] of `keys`. The rows of a sequence follow each other,
+    counts[s] of them, and `sequence` says the same on the device."""
 
     q: Tensor  # [n, h, d] float32
     weights: Tensor  # [n, h] float32
     keys: Rows
     places: Tensor  # [S, E] int64
     counts: Sequence[int]  # [S], n in all
-    visible: Tensor  # [n] int64
+    sequence: Tensor  # [n] int64, ascending
+    visible: Tensor  # [n] int64; row i sees the first visible[i] entries
     family: Family
+
+    @property
+    def rows(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def entries(self) -> int:
+        return self.places.shape[1]
 
     def by_sequence(self, *others: Tensor) -> Iterator[tuple["Asked", tuple[Tensor, ...]]]:
         """What each sequence asks, and its rows of the others [n, ..]."""
@@ -46,8 +58,31 @@ class Asked:
         for number, (q, weights, seen, *rest) in enumerate(rows):
             places = self.places[number : number + 1]
             counts = self.counts[number : number + 1]
-            own = Asked(q, weights, self.keys, places, counts, seen, self.family)
+            first = torch.zeros_like(seen)
+            own = Asked(q, weights, self.keys, places, counts, first, seen, self.family)
             yield own, tuple(rest)
+
+    def part(self, rows: slice) -> "Asked":
+        """What these rows ask."""
+        if rows == slice(0, self.rows):
+            return self
+        ends = accumulate(self.counts)
+        both = zip(ends, self.counts, strict=True)
+        counts = [max(0, min(e, rows.stop) - max(e - count, rows.start)) for e, count in both]
+        return replace(
+            self,
+            q=self.q[rows],
+            weights=self.weights[rows],
+            counts=counts,
+            sequence=self.sequence[rows],
+            visible=self.visible[rows],
+        )
+
+    def among(self, places: Tensor, visible: Tensor) -> "Asked":
+        """The same of entries places [n, E], a list for each row, of which it sees the first."""
+        alone = torch.arange(self.rows, device=places.device)
+        counts = (1,) * self.rows
+        return replace(self, places=places, counts=counts, sequence=alone, visible=visible)
 
 
 def select(asked: Asked, k: int) -> Tensor:

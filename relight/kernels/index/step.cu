@@ -1,7 +1,8 @@
-// Scores of compressed entries for the rows of a step, and the k best of each row; see index/__init__.py for what they are.
+// Scores of compressed entries, and the k best of each row; see index/__init__.py for what they are.
 //
-// index_scores: a block of the grid has one row and 256 entries. The score of an entry hangs on its key, the row's queries and
-// weights alone; products of values on FP4's grid are exact, and terms are summed over the heads by the definition's tree.
+// index_scores: a block of the grid has one row and `span` entries, a multiple of 128. The score of an entry hangs on its key, the
+// row's queries and weights alone; products of values on FP4's grid are exact, and terms are summed over the heads by the
+// definition's tree.
 //
 // index_topk: one block a row. The k-th best score is found digit by digit from the top, by counting; counts do not depend on who
 // counts first. Then all above it are listed, and of its equals the first ones, in ascending order.
@@ -11,7 +12,7 @@
 // MATRIX: products by the matrix unit in bf16, else float32 by multiply and add. Other macros: HEADS (16, 32 or 64).
 #include "keys.cuh"
 
-constexpr int DIM = 128, WARPS = 8, ENTRIES = 256, TILES = HEADS / 16;
+constexpr int DIM = 128, WARPS = 8, TILES = HEADS / 16;
 static_assert(HEADS == 16 * TILES && (TILES & TILES - 1) == 0, "the sum over heads is a whole tree");
 static_assert(!MATRIX || STEP_FORM == 80, "the matrix unit multiplies bf16");
 
@@ -46,26 +47,26 @@ D void stage(Queries& queries, const float* q) {
 }
 #endif
 
-// q [rows, HEADS, 128], weights [rows, HEADS], places [sequences, entries] of keys, visible [rows]; `sequences` has four bits a
-// row, its line of places. -> scores [rows, entries], where a row sees an entry.
+// q [rows, HEADS, 128], weights [rows, HEADS], places [sequences, entries] of keys, sequence [rows], visible [rows]
+// -> scores [rows, entries], where a row sees an entry.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    index_scores(const float* q, const float* weights, SOURCE(key), const i64* places, int entries, i64 sequences,
-                 const i64* visible, int shortcut, float* scores) {
+    index_scores(const float* q, const float* weights, SOURCE(key), const i64* places, int entries, const i64* sequence,
+                 const i64* visible, int shortcut, int span, float* scores) {
   alignas(16) __shared__ Queries queries;
   const Source keys = GIVEN(key);
-  const int row = blockIdx.y, first = blockIdx.x * ENTRIES;
+  const int row = blockIdx.y, first = blockIdx.x * span;
   wait_for_previous();
-  const int seen = min(visible[row], (i64)entries);
+  const int seen = min(visible[row], (i64)entries), end = min(first + span, seen);
+  places += sequence[row] * entries;
   if (seen <= shortcut || first >= seen) return;
   weights += row * HEADS;
-  places += (sequences >> 4 * row & 15) * entries;
   scores += (i64)row * entries;
   stage(queries, q + (i64)row * HEADS * DIM);
   __syncthreads();
 #if MATRIX
   float w[2 * TILES];  // of heads 8 i + lane_row()
   UNROLL for (int i = 0; i < 2 * TILES; i++) w[i] = weights[8 * i + lane_row()];
-  for (int at = first + 16 * warp_id(); at < min(first + ENTRIES, seen); at += 16 * WARPS) {
+  for (int at = first + 16 * warp_id(); at < end; at += 16 * WARPS) {
     u32 pairs[2][16];
     UNROLL for (int e = 0; e < 2; e++) {
       const int entry = at + 8 * e + lane_row();
@@ -92,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #else
   // A warp has the heads 8 j + warp_id(), a lane two entries.
   __shared__ float sums[WARPS][64];
-  for (int at = first; at < min(first + ENTRIES, seen); at += 64) {
+  for (int at = first; at < end; at += 64) {
     Stored own[2];
     UNROLL for (int e = 0; e < 2; e++) {
       const int entry = at + 32 * e + lane_id();

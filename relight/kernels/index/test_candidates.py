@@ -3,29 +3,22 @@ import torch
 from torch import Tensor
 
 from relight.kernels import index
-from relight.kernels.index.test_index import ENTRIES, call, keys_of, places_of, rows_of
+from relight.kernels.index import Asked
+from relight.kernels.index.test_index import ENTRIES, asked_of, call, keys_of, places_of, rows_of
 from relight.kernels.testing import FAMILIES, assert_rows_invariant
 
 K, SIZE, BLOCKS = 40, 8, 12
 
 
 def publish(rows: dict[str, Tensor], keys, places: Tensor, family, size=SIZE, blocks=BLOCKS):
-    order = rows["sequence"].argsort(stable=True)
-    counts = rows["sequence"].bincount(minlength=places.shape[0]).tolist()
-    asked = (rows[name][order] for name in ("q", "weights"))
-    seen = rows["visible"][order]
-    found = index.select_and_publish(*asked, keys, places, counts, seen, K, size, blocks, family)
+    asked, order = asked_of(rows, keys, places, family)
+    found = index.select_and_publish(asked, K, size, blocks)
     return tuple(part[order.argsort()] for part in found)
 
 
 def within(rows: dict[str, Tensor], keys, places: Tensor, candidates: Tensor, family):
-    order = rows["sequence"].argsort(stable=True)
-    counts = rows["sequence"].bincount(minlength=places.shape[0]).tolist()
-    q, weights, seen = (rows[name][order] for name in ("q", "weights", "visible"))
-    found = index.select_within(
-        q, weights, keys, places, counts, seen, candidates[order], K, SIZE, family
-    )
-    return found[order.argsort()]
+    asked, order = asked_of(rows, keys, places, family)
+    return index.select_within(asked, candidates[order], K, SIZE)[order.argsort()]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -63,7 +56,7 @@ def test_blocks_and_choices_inside_them_are_the_best(device: str, family) -> Non
     rows["visible"][:4] = torch.tensor([0, 1, 8, 96], device=device)
     scores = call(index.scores, rows, keys, places, family).cpu()
     entries, blocks = (part.cpu() for part in publish(rows, keys, places, family))
-    assert torch.equal(entries, call(index.select, rows, keys, places, K, family).cpu())
+    assert torch.equal(entries, call(index.select, rows, keys, places, family, K).cpu())
     inside = within(rows, keys, places, blocks.to(device), family).cpu()
     bound = 0
     for row, visible in enumerate(rows["visible"].tolist()):
@@ -108,10 +101,10 @@ def test_blocks_bind_at_the_published_sizes(device: str, family) -> None:
     visible = torch.tensor([16_384, 16_385, 20_000], device=device)
     q, weights = torch.randn(3, 32, 128).to(device), torch.randn(3, 32).to(device)
     places = torch.arange(entries, device=device).unsqueeze(0)
-    asked = (q, weights, keys, places, [3], visible)
-    scores = index.scores(*asked, family).cpu()
-    _, blocks = index.select_and_publish(*asked, 512, 8, 2048, family)
-    inside = index.select_within(*asked, blocks, 512, 8, family).cpu()
+    asked = Asked(q, weights, keys, places, [3], torch.zeros_like(visible), visible, family)
+    scores = index.scores(asked).cpu()
+    _, blocks = index.select_and_publish(asked, 512, 8, 2048)
+    inside = index.select_within(asked, blocks, 512, 8).cpu()
     for row, seen in enumerate(visible.tolist()):
         worth = torch.nn.functional.pad(scores[row, :seen], (0, -seen % 8), value=-torch.inf)
         worth = worth.view(-1, 8).amax(1)

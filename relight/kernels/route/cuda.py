@@ -1,5 +1,5 @@
-"""Routing of few rows on CUDA devices: which kernels there are. Knows no expert, and not whether it
-is chosen."""
+"""Routing on CUDA devices: which kernels there are. Knows no expert, and not whether it is
+chosen."""
 
 from relight.kernels.block import plain
 from relight.kernels.build import Kernel

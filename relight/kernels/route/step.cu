@@ -1,4 +1,4 @@
-// Experts of each row of a step, one warp a row: scores, the K best or a table's, and their weights.
+// Experts of each row, one warp a row: scores, the K best or a table's, and their weights.
 //
 // HASHED: 1 by a table of the token, 0 the K largest of score + bias, ties to the lowest id, NaN above all.
 #include "values.cuh"

@@ -1,4 +1,4 @@
-"""Routing of few rows, launched on a CUDA device. Knows no expert."""
+"""Routing, launched on a CUDA device. Knows no expert."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from relight.kernels.toolbox import Toolbox
 
 
 class StepRoute:
-    """The step family of `route`: one launch."""
+    """`route` of either family: one launch."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools

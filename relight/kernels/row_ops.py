@@ -1,0 +1,77 @@
+"""The kernels of the ops whose weights are plain tensors, by the family of the rows that they are
+for. Knows no op's arguments."""
+
+from dataclasses import dataclass
+
+from relight.base.numerics import Family
+from relight.kernels.attend.step import StepAttend
+from relight.kernels.compress.step import StepCompress
+from relight.kernels.experts.shared import StepShared
+from relight.kernels.hyper.step import StepHyper
+from relight.kernels.index.step import StepIndex
+from relight.kernels.route.step import StepRoute
+from relight.kernels.sample.step import StepSample
+from relight.kernels.select import Selection
+from relight.kernels.store.step import StepStore
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.vectors import StepVectors
+
+
+@dataclass(frozen=True, slots=True)
+class RowOps:
+    """Of one family. None: the op's definition runs. `vectors` is norm, rope, quant and what is
+    stored, `store` moves what is stored."""
+
+    hyper: StepHyper | None = None
+    vectors: StepVectors | None = None
+    store: StepStore | None = None
+    compress: StepCompress | None = None
+    route: StepRoute | None = None
+    shared: StepShared | None = None
+    attend: StepAttend | None = None
+    index: StepIndex | None = None
+
+
+DEFINITIONS = RowOps()
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The same kernels serve both families, each op where it was chosen for them. Rows of both are
+    drawn from together."""
+
+    prefill: RowOps = DEFINITIONS
+    step: RowOps = DEFINITIONS
+    sample: StepSample | None = None
+
+    def of(self, family: Family) -> RowOps:
+        return self.step if family == "step" else self.prefill
+
+
+NO_KERNELS = Ops()
+
+
+def chosen_ops(tools: Toolbox, selection: Selection) -> Ops:
+    prefill, step = (_chosen(selection, family) for family in ("prefill", "step"))
+    return Ops(
+        prefill=_row_ops(tools, prefill),
+        step=_row_ops(tools, step),
+        sample=StepSample(tools) if "sample" in step else None,
+    )
+
+
+def _chosen(selection: Selection, family: Family) -> frozenset[str]:
+    return frozenset(one.op for one in selection.chosen if one.family == family)
+
+
+def _row_ops(tools: Toolbox, chosen: frozenset[str]) -> RowOps:
+    return RowOps(
+        hyper=StepHyper(tools) if "hyper" in chosen else None,
+        vectors=StepVectors(tools, chosen),
+        store=StepStore(tools) if "store" in chosen else None,
+        compress=StepCompress(tools) if "compress" in chosen else None,
+        route=StepRoute(tools) if "route" in chosen else None,
+        shared=StepShared(tools) if "experts" in chosen else None,
+        attend=StepAttend(tools) if "attend" in chosen else None,
+        index=StepIndex(tools) if "index" in chosen else None,
+    )
