@@ -4,6 +4,7 @@ from relight.kernels import vectors
 from relight.kernels.attend import cuda as attend
 from relight.kernels.build import Kernel
 from relight.kernels.compress import cuda as compress
+from relight.kernels.engram import cuda as engram
 from relight.kernels.experts import cuda as experts
 from relight.kernels.experts import shared
 from relight.kernels.forms import Form, form_of
@@ -22,8 +23,10 @@ ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 def kernels(arch: str) -> list[Kernel]:
     """Of sm_NN or compute_NN, the shapes of V4-Flash and V4.1-Flash."""
     form = form_of(arch)
-    ops = (linear, experts, shared, attend, index, hyper, vectors, store, compress, route, sample)
-    return [*(kernel for op in ops for kernel in op.kernels(form)), *_small(form)]
+    products = (linear, experts, shared, attend, index)
+    between = (hyper, vectors, store, compress, route, sample, engram)
+    found = (kernel for op in (*products, *between) for kernel in op.kernels(form))
+    return [*found, *_small(form)]
 
 
 def _small(form: Form) -> list[Kernel]:

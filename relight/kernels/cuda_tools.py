@@ -29,7 +29,8 @@ LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE
         *("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample"),
     )
 )
-SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE)
+ENGRAM = Variant("engram", "step", "cuda", ALL, "engram" in PROVEN)
+SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM)
 VARIANTS = (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
 
 Tell = Callable[[str], None]

@@ -21,6 +21,7 @@ from relight.kernels.linear import grouped, linear
 from relight.kernels.linear.cuda import V4_LENGTHS, V41_LENGTHS
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials_engram import engram_trials
 from relight.kernels.trials_small import small_trials
 from relight.kernels.trials_sparse import sparse_trials
 
@@ -169,4 +170,5 @@ def trials(tools: Toolbox, device: torch.device) -> list[Trial]:
     """Those of the canary."""
     fine = experts_trial(tools, device, widths=V41_WIDTHS, act_block=32)
     products = [*linear_trials(tools, device), experts_trial(tools, device), fine]
-    return [*products, *sparse_trials(tools, device), *small_trials(tools, device)]
+    between = [*small_trials(tools, device), *engram_trials(tools, device)]
+    return [*products, *sparse_trials(tools, device), *between]
