@@ -12,6 +12,7 @@ from relight.kernels.bind import Binder
 from relight.kernels.canary import Trial, check
 from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
 from relight.kernels.device import answers
+from relight.kernels.experts.given import GivenExperts
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.row_ops import chosen_ops
@@ -71,9 +72,14 @@ def give_kernels(
         log.warning("a kernel is refused, its op runs the torch definition: %s", text)
     binder = _binder(tools, selection)
     bound: Tree = binder.bind(weights)
-    taken = [f"{count} weights of {op}" for op, count in binder.bound.taken.items()]
+    taken, given = (
+        ", ".join(f"{count} weights of {op}" for op, count in table.items())
+        for table in (binder.bound.taken, binder.bound.given)
+    )
     left = [f"{count} of {reason}" for reason, count in binder.bound.left.items()]
-    notes = [f"kernels for generated tokens: {', '.join(taken) or 'no weight takes them'}"]
+    notes = [f"kernels for generated tokens: {taken or 'no weight takes them'}"]
+    if given:
+        notes.append(f"kernels for prompts: {given}")
     if left:
         notes.append(f"weights that stay with the torch definition: {'; '.join(left)}")
     between = {one.op for one in selection.chosen} - {LINEAR.op, EXPERTS.op}
@@ -95,4 +101,9 @@ def _binder(tools: Toolbox, selection: Selection) -> Binder:
         StepLinear(tools) if LINEAR in selection.chosen else None,
         StepExperts(tools) if EXPERTS in selection.chosen else None,
         chosen_ops(tools, selection),
+        given_experts=GivenExperts(tools) if _serves_prompts(selection, EXPERTS.op) else None,
     )
+
+
+def _serves_prompts(selection: Selection, op: str) -> bool:
+    return selection.variant(op, "prefill") != REFERENCE

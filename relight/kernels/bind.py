@@ -4,8 +4,10 @@ whatever dataclasses, tuples and lists hold them."""
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from relight.base.numerics import Family
 from relight.kernels.codec import DenseWeight, FastLinear, Fp8Weight
 from relight.kernels.experts import Experts, FastExperts
+from relight.kernels.experts import given as experts_given
 from relight.kernels.experts import step as experts_step
 from relight.kernels.linear import step as linear_step
 from relight.kernels.row_ops import NO_KERNELS, Ops
@@ -13,14 +15,18 @@ from relight.kernels.row_ops import NO_KERNELS, Ops
 
 @dataclass(slots=True)
 class Bound:
-    """What was found: `taken` counts weights by op, `left` those that stay the reference's by
-    reason."""
+    """What was found: `taken` counts weights by op, for made rows, and `given` for given rows;
+    `left` counts those that stay the reference's by reason."""
 
     taken: dict[str, int] = field(default_factory=dict)
+    given: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
 
-    def count(self, op: str, objection: str) -> None:
-        table, key = (self.left, f"{op}: {objection}") if objection else (self.taken, op)
+    def count(self, op: str, objection: str, family: Family = "step") -> None:
+        table, key = (self.taken if family == "step" else self.given), op
+        if objection:
+            of = "" if family == "step" else " for prompts"
+            table, key = self.left, f"{op}{of}: {objection}"
         table[key] = table.get(key, 0) + 1
 
 
@@ -30,9 +36,12 @@ class Binder:
         linear: FastLinear | None,
         experts: FastExperts | None,
         ops: Ops = NO_KERNELS,
+        *,
+        given_experts: FastExperts | None = None,
     ) -> None:
         self._linear = linear
         self._experts = experts
+        self._given_experts = given_experts
         self._ops = ops
         self.bound = Bound()
 
@@ -61,8 +70,13 @@ class Binder:
         return w if objection else replace(w, fast=self._linear)
 
     def _stacks(self, stacks: Experts) -> Experts:
-        if self._experts is None:
-            return stacks
-        objection = experts_step.objection(stacks.w1, stacks.w3, stacks.w2)
-        self.bound.count("experts", objection)
-        return stacks if objection else replace(stacks, fast=self._experts)
+        parts = (stacks.w1, stacks.w3, stacks.w2)
+        if self._experts is not None:
+            objection = experts_step.objection(*parts)
+            self.bound.count("experts", objection)
+            stacks = stacks if objection else replace(stacks, fast=self._experts)
+        if self._given_experts is not None:
+            objection = experts_given.objection(*parts)
+            self.bound.count("experts", objection, "prefill")
+            stacks = stacks if objection else replace(stacks, given=self._given_experts)
+        return stacks

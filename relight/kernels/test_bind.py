@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -6,6 +7,7 @@ from relight.kernels.bind import Binder
 from relight.kernels.codec import DenseWeight, Fp4Weight, Fp8Weight, StackedFp4
 from relight.kernels.experts import Experts, experts
 from relight.kernels.linear import grouped, linear
+from relight.kernels.testing import FAMILIES
 
 U8, BF16, F32 = torch.uint8, torch.bfloat16, torch.float32
 
@@ -87,15 +89,22 @@ def test_a_part_of_a_weight_is_the_references() -> None:
     assert Fp4Weight(torch.zeros(2, 16, dtype=U8), torch.zeros(2, 1, dtype=U8)).fast is None
 
 
-def test_experts_go_to_the_kernels_where_rows_are_made_and_quantised() -> None:
-    plain = Experts(stack(2048, 4096), stack(2048, 4096), stack(4096, 2048))
-    bound = Binder(None, Fast()).bind(plain)
-    x, ids, route = torch.zeros(1, 4096), torch.tensor([[0, 2]]), torch.ones(1, 2)
+def test_experts_go_to_the_kernels_of_the_rows_family_where_they_are_quantised() -> None:
+    plain = Experts(stack(256, 512), stack(256, 512), stack(512, 256))
+    made, given = Binder(None, Fast()), Binder(None, None, given_experts=Fast())
+    x, ids, route = torch.zeros(1, 512), torch.tensor([[0, 2]]), torch.ones(1, 2)
 
-    def found(stacks: Experts, family: str, quantised: bool) -> bool:
-        return bool(experts(x, ids, route, stacks, 10.0, family, quantised, BF16).any())
+    def found(stacks: Experts) -> list[tuple[str, bool]]:
+        calls = [(family, quantised) for family in FAMILIES for quantised in (True, False)]
+        run = partial(experts, x, ids, route, stacks, 10.0)
+        return [call for call in calls if bool(run(*call, BF16).any())]
 
-    assert found(bound, "step", True)
-    assert not found(bound, "step", False)
-    assert not found(bound, "prefill", True)
-    assert not found(plain, "step", True)
+    assert found(made.bind(plain)) == [("step", True)]
+    assert found(given.bind(plain)) == [("prefill", True)]
+    assert found(plain) == []
+    assert (made.bound.taken, made.bound.given) == ({"experts": 1}, {})
+    assert (given.bound.taken, given.bound.given) == ({}, {"experts": 1})
+    narrow = Experts(stack(64, 512), stack(64, 512), stack(512, 64))
+    assert given.bind(narrow).given is None
+    (reason,) = given.bound.left
+    assert reason.startswith("experts for prompts: they map 512 values to 64")

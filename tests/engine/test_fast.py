@@ -9,11 +9,13 @@ from relight.base.errors import BadSetting
 from relight.engine import fast
 from relight.engine.fast import chosen_kernels, give_kernels
 from relight.kernels.canary import Trial
-from relight.kernels.codec import DenseWeight
+from relight.kernels.codec import DenseWeight, StackedFp4
 from relight.kernels.cuda_tools import EXPERTS, HYPER, LINEAR, ROUTE, Chosen
-from relight.kernels.select import Refusal, Selection
+from relight.kernels.experts import Experts
+from relight.kernels.select import Refusal, Selection, Variant
 
 CPU = torch.device("cpu")
+GIVEN_EXPERTS = Variant("experts", "prefill", "cuda", ())
 
 
 def test_kernels_that_cannot_run_are_refused_before_weights_are_read() -> None:
@@ -89,3 +91,14 @@ def test_kernels_between_products_are_named() -> None:
     chosen = Chosen(Selection((LINEAR, ROUTE, HYPER)), SimpleNamespace())  # type: ignore[arg-type]
     _, _, notes = give_kernels(chosen, (), CPU, lambda tools, device: [])
     assert notes[-1] == "kernels between products: hyper, route"
+
+
+def test_weights_with_kernels_for_prompts_are_named() -> None:
+    zeros = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in ((256, 128), (256, 8)))
+    stack = StackedFp4(*zeros)
+    chosen = Chosen(Selection((GIVEN_EXPERTS,)), SimpleNamespace())  # type: ignore[arg-type]
+    weights = (Experts(stack, stack, stack),)
+    (experts,), _, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
+    assert experts.given is not None
+    assert experts.fast is None
+    assert notes[1] == "kernels for prompts: 1 weights of experts"
