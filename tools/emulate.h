@@ -81,6 +81,7 @@ inline int __ffs(unsigned v) { return __builtin_ffs(v); }
 inline int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.f / sqrtf(v); }
 template <class T> T __ldg(const T* p) { return *p; }
@@ -108,6 +109,29 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return found;
 }
 
+// Copies past the registers land as late as they may: when their lane waits for them.
+static struct Copy { void* to; const void* from; int size; } copies[turns::MOST][256];
+static int copies_asked[turns::MOST], groups_sent[turns::MOST], copies_in[turns::MOST][16];
+inline void copy_later(void* to, const void* from, int size) {
+  const int at = copies_asked[threadIdx.x]++;
+  if (at == 256) abort();
+  copies[threadIdx.x][at] = {to, from, size};
+  copies_in[threadIdx.x][groups_sent[threadIdx.x]]++;
+}
+inline void copies_sent_by_lane() {
+  if (++groups_sent[threadIdx.x] == 16) abort();
+  copies_in[threadIdx.x][groups_sent[threadIdx.x]] = 0;
+}
+inline void copies_landed_but(int groups) {  // of those sent, the last ones may still be on their way
+  const int t = threadIdx.x;
+  int landed = 0, over = groups_sent[t] - groups;
+  for (int g = 0; g < over; g++)
+    for (int i = 0; i < copies_in[t][g]; i++, landed++) memcpy(copies[t][landed].to, copies[t][landed].from, copies[t][landed].size);
+  if (over <= 0) return;
+  memmove(copies[t], copies[t] + landed, (copies_asked[t] -= landed) * sizeof(Copy));
+  memmove(copies_in[t], copies_in[t] + over, ((groups_sent[t] -= over) + 1) * sizeof(int));
+}
+
 inline unsigned short half_bits(float v) { _Float16 h = (_Float16)v; unsigned short b; memcpy(&b, &h, 2); return b; }
 inline float operand(unsigned bits) {
 #if X_BF16
@@ -118,6 +142,12 @@ inline float operand(unsigned bits) {
   memcpy(&h, &b, 2);
   return (float)h;
 #endif
+}
+inline unsigned half_products(unsigned a, unsigned b) {
+  _Float16 x[2], y[2];
+  memcpy(x, &a, 4);
+  memcpy(y, &b, 4);
+  return half_bits((float)x[0] * (float)y[0]) | (unsigned)half_bits((float)x[1] * (float)y[1]) << 16;
 }
 inline double pair(unsigned a, unsigned b) {
   return (double)operand(a & 65535) * operand(b & 65535) + (double)operand(a >> 16) * operand(b >> 16);

@@ -1,8 +1,8 @@
 """Runs the CUDA kernels on a processor, lane by lane. For tests without a device.
 
 g++ compiles them: each instruction that is written in PTX is replaced by a function of emulate.h
-that does the same; all else of a source is compiled as it stands. Left out are copies into shared
-memory, the conversion of E4M3 by an instruction, and programmatic launches.
+that does the same; all else of a source is compiled as it stands. Left out are the copies of step
+products into shared memory, the conversion of E4M3 by an instruction, and programmatic launches.
 """
 
 import ctypes
@@ -44,6 +44,15 @@ INSTRUCTIONS = (
         "r = half_bits(__uint_as_float(w << 16) * 256.f)"
         " | (u32)half_bits(__uint_as_float(w & 0xFFFF0000u) * 256.f) << 16;",
     ),
+    (r'asm\("mul\.rn\.f16x2.*?\);', "r = half_products(pair, lift);"),
+    (r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 16);"),
+    (r'asm volatile\("cp\.async\.ca[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 4);"),
+    (r'asm volatile\("cp\.async\.commit_group;[^;]*;', "copies_sent_by_lane();"),
+    (
+        r'asm volatile\("cp\.async\.wait_group[^;]*;[^;]*STAGES[^;]*;',
+        "copies_landed_but(STAGES - 2);",
+    ),
+    (r"extern __shared__ uint4 (\w+)\[\];", r"static uint4 \1[(227 << 10) / 16];"),
 )
 
 
@@ -123,7 +132,7 @@ def on_a_processor(kernel: Kernel) -> str:
         whole(sources.text(kernel.source)).replace("#pragma once", "").replace("__restrict__", "")
     )
     for instruction, function in INSTRUCTIONS:
-        text = re.sub(instruction, lambda _, to=function: to, text, flags=re.DOTALL)  # type: ignore
+        text = re.sub(instruction, function, text, flags=re.DOTALL)
     return text
 
 

@@ -6,8 +6,10 @@
 // No split of K, no atomics: a token's bits depend on the weights and on that token alone. Columns of the matrix unit do not mix,
 // so what is not a number stays with its token. Rows and tokens that there are not repeat the last one, and the op drops them.
 //
-// BLOCK is the block of E4M3 scales, 128 x 128 or 32 x 32 weights. Where it is 32 (FOLDED) tokens come as bf16, rounded to their
-// grid before, and the scale goes into the bf16 multiply that decoding makes anyway, as in walk.cuh: nothing is left to scale.
+// BLOCK is the block of E4M3 scales, 128 x 128 or 32 x 32 weights. Tokens that meet them come as E4M3 with a scale for each 128,
+// or as bf16 (FOLDED): then the scale of the weights goes into the bf16 multiply that decoding makes anyway, as in walk.cuh, and
+// nothing is left to scale. Decoding without an instruction for it costs seven operations for four values; where tokens are bf16
+// only weights are decoded, with nine: an A100, which multiplies for 2,048 clocks, decodes for 1,152 of them and not for 2,688.
 //
 // A unit of both sides lies in shared memory as memory has it, STAGES of them in a ring (COPIES: filled past the registers), and
 // is decoded by the warps that read it. With 32 rows x 64 tokens a warp, eight warps read 96 KiB of E4M3 in a unit, 768 clocks of
@@ -32,16 +34,17 @@ constexpr int TILE_ROWS = ROW_WARPS * WARP_ROWS, TILE_TOKENS = TOKEN_WARPS * WAR
 constexpr int W_ROW = UNIT * FORMAT / 8, X_ROW = UNIT * X_BYTES, W_CHUNKS = W_ROW / 16, X_CHUNKS = X_ROW / 16;  // of a unit
 constexpr int W_EACH = TILE_ROWS * W_CHUNKS / THREADS, X_EACH = TILE_TOKENS * X_CHUNKS / THREADS;              // a thread's
 constexpr int PASS_CHUNKS = STEP_FORM == 70 ? 1 : 4, PASSES = W_CHUNKS / PASS_CHUNKS, STEPS = LOADED / 4;
-constexpr bool SCALED = X_BYTES == 1, FOLDED = FORMAT == 8 && BLOCK == 32;
+constexpr bool SCALED = X_BYTES == 1, FOLDED = FORMAT == 8 && X_BYTES == 2, FINE = FORMAT == 8 && BLOCK == 32;
 constexpr int X_AT = TILE_ROWS * W_ROW, SCALES_AT = X_AT + TILE_TOKENS * X_ROW;
 constexpr int STAGE_BYTES = SCALES_AT + (SCALED ? 4 * TILE_TOKENS : 0);
 static_assert(FORMAT == 8 || FORMAT == 16, "E2M1 has a scale for each 32 values");
-static_assert(!FOLDED || X_BF16, "32 x 32 scales go into the decoding of bf16");
+static_assert(!FOLDED || X_BF16, "scales go into the decoding of bf16");
+static_assert(!FINE || FOLDED, "a unit of codes has one scale");
 static_assert(COLUMN_TILES * COLUMNS == WARP_TOKENS, "form 70 has 16 tokens in a tile");
 static_assert(W_EACH * THREADS == TILE_ROWS * W_CHUNKS && X_EACH * THREADS == TILE_TOKENS * X_CHUNKS, "threads copy alike");
 static_assert(TILE_TOKENS <= THREADS, "a thread copies the scale of one token");
 static_assert(128 % TILE_ROWS == 0, "a tile lies in one block of scales");
-static_assert(!FOLDED || WARP_ROWS == 32, "a warp's rows lie in one block of scales");
+static_assert(!FINE || WARP_ROWS == 32, "a warp's rows lie in one block of scales");
 static_assert(STAGE_BYTES % 16 == 0, "stages begin at whole 16 bytes");
 
 extern __shared__ uint4 stages[];  // [STAGES][STAGE_BYTES]
@@ -197,13 +200,13 @@ D void add(Totals& total, const Totals& sum, u8* stage, float raise) {
 D void sum_tile(Totals& total, const Tile& tile, int units) {
   Copied from;
   aim(from, tile);
-  const u8* scales = tile.ws + (FOLDED ? min(warp_row(), tile.rows - 1) / BLOCK * tile.ws_step : 0);
+  const u8* scales = tile.ws + (FINE ? min(warp_row(), tile.rows - 1) / BLOCK * tile.ws_step : 0);
   Flight flight;
   flight.begin(from, units);
   for (int u = 0; u < units; u++) {
     flight.enter();  // unit u is there for all threads, and all are done with unit u - 1, whose stage the next one takes
     u8* stage = stage_of(u);
-    const u32 ws = FORMAT == 16 ? 0 : FOLDED ? __ldg((const u32*)scales + u) : __ldg(scales + u);
+    const u32 ws = FORMAT == 16 ? 0 : FINE ? __ldg((const u32*)scales + u) : __ldg(scales + u);
     Totals sum = {};
 #if STEP_FORM == 70
 #pragma unroll 1  // eight times the code would not stay in the cache
@@ -211,7 +214,7 @@ D void sum_tile(Totals& total, const Tile& tile, int units) {
     UNROLL
 #endif
     for (int pass = 0; pass < PASSES; pass++) {
-      sum_pass(sum, stage, pass, FOLDED ? up_by(ws >> 4 * (my_chunk(pass) & 6) & 255) : UP);
+      sum_pass(sum, stage, pass, !FOLDED ? UP : up_by(FINE ? ws >> 4 * (my_chunk(pass) & 6) & 255 : ws));
       if (pass == 0) flight.ask(from, u + STAGES - 1, units);  // while the matrix unit has work
     }
     add(total, sum, stage, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(ws) : 1.f));

@@ -1,0 +1,89 @@
+"""How products of given rows are cut (`cuda/tile.cuh`), and the macros that say so. Knows no op.
+
+Nothing here decides bits: tiles of any size sum in one order.
+"""
+
+from dataclasses import dataclass
+
+from relight.kernels.build import Macros
+from relight.kernels.forms import UNIT, Form
+
+MOST_STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    format: int  # bits of a weight: 8 E4M3, 16 bf16
+    x_bytes: int  # of a token's value: 1 E4M3 with scales, 2 bf16
+    block: int  # of E4M3 scales: 128, or 32 with tokens of two bytes
+    row_warps: int
+    token_warps: int
+    tiles: int  # of 16 rows, a warp
+    token_tiles: int  # of 8 tokens, a warp
+    min_blocks: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.row_warps * self.token_warps
+
+    @property
+    def rows(self) -> int:
+        """Of weights."""
+        return 16 * self.tiles * self.row_warps
+
+    @property
+    def tokens(self) -> int:
+        return 8 * self.token_tiles * self.token_warps
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of shared memory for one unit: both sides and the scales of tokens."""
+        unit = UNIT[self.format]
+        token = unit * self.x_bytes + (4 if self.x_bytes == 1 else 0)
+        return self.rows * (unit * self.format // 8) + self.tokens * token
+
+    def stages(self, form: Form) -> int:
+        """Units in shared memory: before SM80 one that is read and one that is written."""
+        if not form.copies:
+            return 2
+        return min(MOST_STAGES, form.shared_limit // (self.min_blocks * self.stage_bytes))
+
+    def shared_bytes(self, form: Form, result_bytes: int) -> int:
+        """Of a block, which in the end gathers results of so many bytes each, rows 16 bytes
+        apart."""
+        gathered = self.tokens * (self.rows * result_bytes + 16)
+        return max(self.stages(form) * self.stage_bytes, gathered)
+
+    def macros(self, form: Form) -> Macros:
+        wide = self.x_bytes == 2
+        stages = self.stages(form)
+        assert stages >= 2, f"{self.stage_bytes} bytes a stage on sm_{form.capability}"
+        return (
+            ("FORMAT", self.format),
+            ("BLOCK", self.block),
+            ("ROW_WARPS", self.row_warps),
+            ("TOKEN_WARPS", self.token_warps),
+            ("TILES", self.tiles),
+            ("TOKEN_TILES", self.token_tiles),
+            ("STAGES", stages),
+            ("COPIES", int(form.copies)),
+            ("MIN_BLOCKS", self.min_blocks),
+            ("STEP_FORM", form.number),
+            ("PDL", int(form.early)),
+            ("X_BYTES", self.x_bytes),
+            ("X_BF16", int(wide and form.bf16)),
+            ("OPERAND", '"bf16"' if wide and form.bf16 else '"f16"'),
+            ("CONVERTS_E4M3", int(form.converts_e4m3 and not wide)),
+        )
+
+
+def wide_tile(form: Form, format: int, x_bytes: int, block: int) -> Tile:
+    """For many rows. From SM80 on 128 x 128, of which a warp has 32 x 64: its sums, of a unit and
+    of all, are 128 registers. Before, units in flight are in registers, too: 128 x 64."""
+    return Tile(format, x_bytes, block, 4, 2, tiles=2, token_tiles=8 if form.copies else 4)
+
+
+def narrow_tile(format: int, x_bytes: int, block: int) -> Tile:
+    """64 x 32, for few rows or outputs: eight times the blocks, of which several share a
+    processor."""
+    return Tile(format, x_bytes, block, 2, 2, tiles=2, token_tiles=2, min_blocks=2)
