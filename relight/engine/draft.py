@@ -115,12 +115,11 @@ class Draft:
         )
         if draws:
             sampling, made = sequence.request.sampling, total - sequence.num_prompt
-            mask = None if sequence.guide is None else sequence.mask()
-            if mask is not None and mask.closing:
-                made = max(made, sampling.min_tokens)  # it cannot be longer
-            self.draws[role].append(Draw(slot, total, sampling, made, mask))
-            for place in range(1, len(proposed) + 1):
-                self.draws[role].append(Draw(slot, total + place, sampling, made + place, mask))
+            for place in range(len(proposed) + 1):
+                mask, number = sequence.mask(place), made + place
+                if mask is not None and mask.closing:
+                    number = max(number, sampling.min_tokens)  # it cannot be longer
+                self.draws[role].append(Draw(slot, total + place, sampling, number, mask))
             sequence.expect()
         if take:
             self.takes.append(take.move)

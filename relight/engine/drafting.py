@@ -96,7 +96,7 @@ def drafting_notes(
         count = f"{drafting.depth} tokens are guessed at once"
     else:
         count = f"up to {drafting.depth} tokens are guessed at once, as many as pay in each section"
-    yield f"{count}; answers with penalties go without, and so do those inside of a grammar"
+    yield f"{count}; answers with penalties go without"
     if drafting.depth > trained:
         yield (
             f"spec_k {drafting.depth} is beyond the {trained} tokens that the draft was trained "

@@ -5,6 +5,9 @@ do it, without the interpreter's lock: nobody waits for them longer than `GRACE_
 depends on all tokens before it, and steps overlap: an answer inside of its grammar draws when its
 last token is known, so it takes part in every second step. Before its grammar begins an answer
 takes part in every step, since what may follow its last token is known for both cases.
+
+Guesses inside of a grammar are looked at by the same job, one after the other, as far as it allows
+them: then the masks beside and behind each are known in front of the step that tries them.
 """
 
 import os
@@ -18,7 +21,7 @@ from typing import Any
 from relight.base.errors import BadRequest, RelightError
 from relight.base.types import Constraint, Request
 from relight.engine.plan import Mask
-from relight.text.grammar import Grammar, Vocabulary, either
+from relight.text.grammar import Grammar, Vocabulary, either, has
 from relight.text.tokenizer import Tokenizer
 
 GRACE_S = 0.002
@@ -109,6 +112,10 @@ class Guide:
         self._num_forced = len(request.sampling.forced)
         self._num_known = 0
         self._last_byte = b""
+        self._new: list[int] = []  # tokens inside of the grammar that no job was told
+        self._text: list[int] = []  # those that were
+        self._ahead: tuple[Mask, ...] = ()  # behind the guesses that the grammar allows
+        self._may_try, self._has_tried = True, False  # guesses
         guides.work(self, self._begin)
 
     @property
@@ -139,30 +146,41 @@ class Guide:
         if self._is_forced(num_unknown):
             return None
         if self._state is State.INSIDE:
-            return Mask(self._mask, closing=self._mask == self._ends)
+            return self._mask
         if self._state is State.OVER:
             return None
         if num_unknown and self._may_begin():
-            return Mask(self._mask, after=self._constraint.after, otherwise=self._free)
+            allowed = self._mask.allowed
+            return Mask(allowed, after=self._constraint.after, otherwise=self._free)
         return Mask(self._free) if self._free else None
 
     @property
-    def is_free(self) -> bool:
-        """Whether what may be drawn does not hang on the tokens before."""
-        return self.is_ready and self._state is not State.INSIDE and not self._is_forced(0)
+    def may_guess(self) -> bool:
+        """Whether it can be known what may be drawn behind a guess."""
+        return self.is_ready and not self._is_forced(0)
 
     def guesses(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """How many of these guesses at what comes next may be tried at once: those before the
-        grammar begins. What may be drawn beside and behind each of them is `mask(0)`."""
-        if not self.is_free:
+        """Those of the guesses at what comes next that may be tried at once, as far as that is
+        known before `go_on`: the token with which a grammar begins is not guessed."""
+        if self._is_forced(0):
             return ()
         after = self._constraint.after
         if self._state is State.BEFORE and after in tokens:
             return tokens[: tokens.index(after)]
         return tokens
 
+    def allowed(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the guesses that `go_on` was told which may be tried."""
+        return tokens[: len(self._ahead)] if self._state is State.INSIDE else tokens
+
+    def mask_behind(self, count: int) -> Mask | None:
+        """What may be drawn behind so many guesses."""
+        if count and self._state is State.INSIDE:
+            return self._ahead[count - 1]
+        return self.mask(0)
+
     def learn(self, token: int) -> None:
-        """The answer went on with this token, and has not ended."""
+        """The answer went on with this token, and has not ended. `go_on` follows."""
         self._num_known += 1
         if self._num_known <= self._num_forced:
             return
@@ -170,13 +188,19 @@ class Guide:
             if token == self._eos:
                 self._state = State.OVER  # the end of the turn is not the end of this answer
             else:
-                self._guides.work(self, self._advance, token)
+                self._new.append(token)
         elif self._state is State.BEFORE:
             if token == self._constraint.after and self._may_begin():
                 self._state = State.INSIDE
             else:
                 is_text = token not in self._markers
                 self._last_byte = self._token_bytes(token)[-1:] if is_text else b""
+
+    def go_on(self, guesses: tuple[int, ...] = ()) -> None:
+        """All tokens of a step were told, and these are guesses at what comes next."""
+        if self._state is State.INSIDE and (self._new or guesses):
+            new, self._new, self._ahead = self._new, [], ()
+            self._guides.work(self, self._advance, new, guesses)
 
     def _is_forced(self, num_unknown: int) -> bool:
         """Whether it is known what the next token is: its form begins behind such tokens."""
@@ -198,18 +222,62 @@ class Guide:
         special = tokenizer.special
         self._markers = (special.think_open, special.think_close, special.dsml)
         self._token_bytes = tokenizer.token_bytes
-        self._matcher = grammar.start()
-        self._look()
+        self._grammar = grammar
+        self._start()
         if constraint.after is None:
             self._state = State.INSIDE
 
-    def _advance(self, token: int) -> None:
-        self._matcher.consume(token)
-        self._look()
+    def _start(self) -> None:
+        self._matcher = self._grammar.start()
+        self._mask = self._look()
+        for token in self._text:
+            self._matcher.consume(token)
+            self._mask = self._look()
 
-    def _look(self) -> None:
+    def _advance(self, tokens: list[int], guesses: tuple[int, ...]) -> None:
+        """What guesses have used up of a matcher's limits is not the answer's: where one gives up,
+        another does what it would have done without them, and none are looked at any more."""
+        self._text += tokens
+        try:
+            for token in tokens:
+                self._matcher.consume(token)
+            if tokens:
+                self._mask = self._look()
+            if self._may_try:
+                self._ahead = self._try(guesses)
+        except BadRequest:
+            if not self._has_tried:
+                raise
+            self._may_try = self._has_tried = False
+            self._start()
+
+    def _try(self, guesses: tuple[int, ...]) -> tuple[Mask, ...]:
+        """The masks behind guesses, up to the first that may not be drawn, ends the answer or
+        leaves no token."""
+        mask, found, consumed = self._mask, list[Mask](), 0
+        for token in guesses:
+            if not has(mask.allowed, token) or has(self._ends, token):
+                break
+            self._has_tried = True
+            self._matcher.consume(token)
+            consumed += 1
+            mask = self._peek()
+            if not mask.allowed.strip(b"\0"):
+                break
+            found.append(mask)
+        if consumed:
+            self._matcher.forget(consumed)
+        return tuple(found)
+
+    def _look(self) -> Mask:
+        mask = self._peek()
+        if not mask.allowed.strip(b"\0"):
+            raise BadRequest("the grammar cannot go on: it leaves no token")
+        return mask
+
+    def _peek(self) -> Mask:
         """Where the text is whole, each token that may end it may come."""
         mask = self._matcher.mask()
-        self._mask = either(mask, self._ends) if self._matcher.is_whole else mask
-        if not self._mask.strip(b"\0"):
-            raise BadRequest("the grammar cannot go on: it leaves no token")
+        if self._matcher.is_whole:
+            mask = either(mask, self._ends)
+        return Mask(mask, closing=mask == self._ends)

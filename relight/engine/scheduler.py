@@ -232,6 +232,8 @@ class Scheduler:
         """The guesses behind `end` that the sequence may have, one less than it may draw, and for
         which there are pages without anybody giving way."""
         proposal = sequence.proposal[: sequence.most - end - 1]
+        if sequence.guide is not None:
+            proposal = sequence.guide.allowed(proposal)
         room = len(sequence.pages) * self.index.page_tokens
         if end + len(proposal) > room:
             room = self.holdings.grow(sequence, end + len(proposal))
@@ -313,6 +315,8 @@ class Scheduler:
                 proposed = next(guesses)
                 if self.speculation and sequence.finish is None and not sequence.leaving:
                     sequence.proposal = self.speculation.cut(sequence, proposed)
+            if sequence.guide is not None and sequence.finish is None:
+                sequence.guide.go_on(sequence.proposal)
             self._land(sequence)
         if self.speculation is not None:
             self.speculation.land(right, 0.0 if plan.given else seconds)

@@ -108,10 +108,14 @@ class Sequence:
         """Whether it is known what its next token may be."""
         return self.guide is None or self.guide.may_draw(len(self.tokens) - self.num_known)
 
-    def mask(self) -> Mask | None:
-        """What its next token may be."""
+    def mask(self, num_guesses: int) -> Mask | None:
+        """What its next token may be, behind so many guesses."""
         guide = self.guide
-        return None if guide is None else guide.mask(len(self.tokens) - self.num_known)
+        if guide is None:
+            return None
+        if num_guesses:
+            return guide.mask_behind(num_guesses)
+        return guide.mask(len(self.tokens) - self.num_known)
 
     def run(self) -> tuple[int, int]:
         """The role of the next token, and where the run of tokens of that role ends."""

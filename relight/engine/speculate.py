@@ -101,9 +101,9 @@ class Speculation:
 
     def _may(self, sequence: Sequence) -> bool:
         """What may be drawn must not hang on the tokens before it: neither on how often each was
-        made (penalties), nor on a grammar that has begun."""
+        made (penalties), nor on a grammar that nobody has looked at."""
         return not (
-            (sequence.guide is not None and not sequence.guide.is_free)
+            (sequence.guide is not None and not sequence.guide.may_guess)
             or sequence.request.sampling.penalised
             or self._is_too_long(sequence)
         )
@@ -123,7 +123,7 @@ class Speculation:
         reading = len(making) < len(running)
         self._policy = self._depths.choose(counts, len(making), reading=reading)
         for sequence in making:
-            if sequence.proposal and sequence.trial is not None:
+            if sequence.proposal and sequence.trial is not None and self._may(sequence):
                 depth = self._choice(sequence).depth
                 sequence.proposal = sequence.proposal[:depth]
                 sequence.trial = sequence.trial.cut(depth)
@@ -162,7 +162,7 @@ class Speculation:
         return max(0, min(self._choice(sequence).depth, left))
 
     def cut(self, sequence: Sequence, proposed: Proposed) -> tuple[int, ...]:
-        """The guesses that are worth a row, and that no mask hangs on."""
+        """The guesses that are worth a row; a grammar that has begun is still to be asked."""
         tokens = proposed.tokens[: _num_before_budget(sequence)]
         if sequence.guide is not None:
             tokens = sequence.guide.guesses(tokens)

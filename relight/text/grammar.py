@@ -63,6 +63,11 @@ class Matcher:
         self._check()
         return mask.ljust(self._mask_bytes, b"\0")
 
+    def forget(self, num_tokens: int) -> None:
+        """The last so many tokens were not consumed."""
+        self._matcher.rollback(num_tokens)
+        self._check()
+
     @property
     def is_whole(self) -> bool:
         """Whether the text may end here."""
@@ -134,6 +139,11 @@ def either(one: bytes, other: bytes) -> bytes:
     """A mask that allows what one of the two allows."""
     union = int.from_bytes(one, "little") | int.from_bytes(other, "little")
     return union.to_bytes(len(one), "little")
+
+
+def has(mask: bytes, token: int) -> bool:
+    """Whether it allows this token."""
+    return token < 8 * len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
 
 def _in_one_line(message: str) -> str:

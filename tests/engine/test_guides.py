@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from relight.base.errors import BadRequest
 from relight.base.types import Constraint, FinishReason, Request, SamplingParams
 from relight.cache.prefix import MADE
 from relight.engine.guides import Guides
 from relight.engine.plan import Draw, Proposed, Result, StepPlan
 from relight.engine.sampler import Sampler
 from relight.engine.speculate import Speculation
-from relight.text.grammar import Grammar, Vocabulary
+from relight.text.grammar import Grammar, Matcher, Vocabulary
 from relight.text.tokenizer import Tokenizer
 from tests.engine.conftest import (
     REWIND,
@@ -259,15 +260,20 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
         guided.check()
         seen.update(engine.finishes.values())
         if engine.scheduler.speculation:
-            seen["guessed before a grammar"] += guided.num_guided
+            seen["guessed beside a grammar"] += guided.num_guided
+            seen["guessed right inside"] += sum(
+                sum(s.checks[1:])
+                for s in engine.sequences.values()
+                if s.request.constraint is not None and s.request.constraint.after is None
+            )
             seen["guessed right"] += sum(engine.scheduler.speculation.tally.accepted)
         for sequence in engine.sequences.values():
             constraint = sequence.request.constraint
             if constraint is not None:
                 seen["preempted"] += sequence.num_preemptions > 0
                 seen["begun later"] += constraint.after in engine.texts[sequence.request.id][:-2]
-    wanted = ("stop", "length", "begun later", "guessed right", "guessed before a grammar")
-    assert all(seen[kind] for kind in wanted), seen
+    wanted = ("stop", "length", "begun later", "guessed right", "guessed beside a grammar")
+    assert all(seen[kind] for kind in (*wanted, "guessed right inside")), seen
     assert seen["preempted"] or not tight
 
 
@@ -362,17 +368,70 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_only(
     assert guided.engine.pool.num_held == 0
 
 
-def test_tokens_are_guessed_where_no_mask_hangs_on_them() -> None:
-    working = guides(AtOnce())
-    start = msgspec.structs.replace(calm("a", None), constraint=Constraint(grammar=DIGITS))
-    assert working.guide(start).guesses((1, 2)) == ()
+def test_guesses_are_tried_as_far_as_a_grammar_allows_them() -> None:
+    """Not the token with which it begins, nor one that ends the answer; behind its end, all."""
+    one, two, letter = (TINY.encode_text(text)[0] for text in "12a")
     late = Constraint(grammar=DIGITS, after=7, banned=(9,))
-    guide = working.guide(msgspec.structs.replace(start, constraint=late))
-    assert guide.guesses((1, 2)) == (1, 2)
+    guide = guides(AtOnce()).guide(msgspec.structs.replace(calm("a", None), constraint=late))
+    assert guide.guesses((1, 2)) == guide.allowed((1, 2)) == (1, 2)
     assert guide.guesses((1, 7, 2, 7)) == (1,)
+    assert guide.mask_behind(1) == guide.mask(0)
     guide.learn(7)
-    assert guide.guesses((1, 2)) == ()
-    guide.learn(TINY.encode_text("1")[0])
-    guide.learn(TINY.encode_text("2")[0])
+    for guesses, count in (
+        ((letter, one), 0),
+        ((one, letter, one), 1),
+        ((one, MARK.eos), 1),
+        ((one, two, MARK.eos), 2),
+        ((two,), 1),
+        ((), 0),
+    ):
+        before = guide.mask(0)
+        guide.go_on(guesses)
+        assert guide.allowed(guide.guesses(guesses)) == guesses[:count]
+        assert guide.mask(0) == before
+    ahead = two, one, two
+    guide.go_on(ahead)
+    told = [guide.mask_behind(count) for count in range(4)]
+    for count, token in enumerate(ahead):
+        assert guide.mask(0) == told[count]
+        guide.learn(token)
+        guide.go_on()
+    assert guide.mask(0) == told[3]
     guide.learn(MARK.eos)
-    assert guide.guesses((7, 2)) == (7, 2)
+    guide.go_on((7, 2))
+    assert guide.allowed(guide.guesses((7, 2))) == (7, 2)
+
+
+@pytest.mark.parametrize("more", range(5))
+def test_what_guesses_use_up_of_a_matcher_is_not_the_answers(
+    make_engine: type[SimulatedEngine], monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Here it may make one mask a token and a few more, and then gives up for good: behind a guess
+    or behind the answer's own token."""
+    number, tired = 12, set[int]()
+    (one,) = TINY.encode_text("1")
+
+    class Ones(Guided):
+        def guess(self, slot: int, position: int, count: int) -> Proposed:
+            return Proposed((one,) * count, (1.0,) * count)
+
+    class Tired(Matcher):
+        left = number + 1 + more
+
+        def mask(self) -> bytes:
+            self.left -= 1
+            if self.left < 0:
+                tired.add(id(self))
+                raise BadRequest("too complex")
+            return super().mask()
+
+    monkeypatch.setattr(
+        Grammar, "start", lambda self: Tired(self._matcher.deep_copy(), self._mask_bytes)
+    )
+    guided = Ones(make_engine, None, speculation=Speculation(3))
+    guided.engine.loop._guides = guides(AtOnce())
+    guided.add(calm("a", "start: /[0-9]{30}/", number))
+    guided.run()
+    guided.check()
+    assert guided.engine.finishes["a"] == "length"
+    assert len(tired) == 1

@@ -250,7 +250,7 @@ def test_no_pattern_of_guesses_changes_texts_where_steps_overlap(plain: Plain) -
 
 @pytest.mark.slow
 def test_no_pattern_of_guesses_changes_what_a_grammar_lets_through(plain: Plain) -> None:
-    """Until it begins there are guesses, inside of it there are none."""
+    """Before it begins and inside of it."""
     checkpoint, _ = plain
     wanted = Run(checkpoint, requests=FORMS)
     for pattern in ("all", "random"):
