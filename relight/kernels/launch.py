@@ -52,18 +52,13 @@ class Launcher(Protocol):
     ) -> Launch: ...
 
 
-class _TorchStream:
-    """The stream that torch has current when it is asked, by the protocol of cuda-core."""
-
-    def __init__(self, current: Callable[[], int]) -> None:
-        self._current = current
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._current()
+EARLY = "programmatic_stream_serialization"
+"""Of a LaunchConfig since cuda-core 1.2. Without it a kernel waits for the one in front to end."""
 
 
 class CudaLauncher:
-    """`core` and `driver` are the modules cuda.core and cuda.bindings.driver."""
+    """`core` and `driver` are the modules cuda.core and cuda.bindings.driver. `current_stream`
+    gives the address of the stream that torch has current."""
 
     def __init__(
         self, device_index: int, current_stream: Callable[[], int], core: Any, driver: Any
@@ -72,7 +67,15 @@ class CudaLauncher:
         self._driver = driver
         self._device = core.Device(device_index)
         self._device.set_current()
-        self._stream = _TorchStream(current_stream)
+        self._current_stream = current_stream
+        self._streams: dict[int, Any] = {}  # by address: torch has a few, and keeps them
+
+    def _stream(self) -> Any:
+        """A stream by the protocol `__cuda_stream__` is deprecated since cuda-core 1.2."""
+        address = self._current_stream()
+        if address not in self._streams:
+            self._streams[address] = self._core.Stream.from_handle(address)
+        return self._streams[address]
 
     def load(
         self, cubin: Cubin, entry: str, *, threads: int, ring_bytes: int = 0, early: bool = False
@@ -91,15 +94,16 @@ class CudaLauncher:
         if ring_bytes + cubin.usage.shared_bytes > PLAIN_SHARED_BYTES:
             self._allow_shared(kernel, ring_bytes)
         core, stream = self._core, self._stream
+        how = {EARLY: True} if early and hasattr(core.LaunchConfig, EARLY) else {}
+        configs: dict[Grid, Any] = {}  # to make one takes as long as to launch
 
         def launch(grid: Grid, *arguments: Tensor | int | float | None) -> None:
-            config = core.LaunchConfig(
-                grid=(*grid, 1),
-                block=(threads, 1, 1),
-                shmem_size=ring_bytes,
-                programmatic_stream_serialization=early,
-            )
-            core.launch(stream, config, kernel, *map(_passed, arguments))
+            if grid not in configs:
+                size, block = (*grid, 1), (threads, 1, 1)
+                configs[grid] = core.LaunchConfig(
+                    grid=size, block=block, shmem_size=ring_bytes, **how
+                )
+            core.launch(stream(), configs[grid], kernel, *map(_passed, arguments))
 
         return launch
 
@@ -118,7 +122,10 @@ def _passed(argument: Tensor | int | float | None) -> object:
         return argument.data_ptr()  # cuda-core passes an int of Python as an address
     if isinstance(argument, float):
         return ctypes.c_float(argument)
-    return ctypes.c_int64(argument) if isinstance(argument, Long) else ctypes.c_int(argument)
+    if isinstance(argument, Long):
+        return ctypes.c_int64(argument)  # numbers from 2^63 on, too, which have the same bits
+    assert -(2**31) <= argument < 2**31, f"{argument} is no number of 32 bits"
+    return ctypes.c_int(argument)
 
 
 def cuda_launcher(device: torch.device) -> CudaLauncher:
@@ -128,7 +135,7 @@ def cuda_launcher(device: torch.device) -> CudaLauncher:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as problem:
         raise NoLauncher(f"cuda-core cannot be used ({problem}); {REMEDY}") from None
-    for name in ("Device", "LaunchConfig", "ObjectCode", "launch"):
+    for name in ("Device", "LaunchConfig", "ObjectCode", "Stream", "launch"):
         if not hasattr(core, name):
             raise NoLauncher(f"cuda-core is too old, it has no {name}; {REMEDY}")
     torch.cuda.init()

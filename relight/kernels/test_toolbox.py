@@ -10,7 +10,7 @@ from relight.kernels.build import Builder
 from relight.kernels.codec import DenseWeight, Fp8Weight, StackedFp4
 from relight.kernels.cubins import Cubin, CubinCache
 from relight.kernels.experts import step as experts_step
-from relight.kernels.launch import CudaLauncher, NoLauncher, cuda_launcher
+from relight.kernels.launch import CudaLauncher, Long, NoLauncher, cuda_launcher
 from relight.kernels.linear import step as linear_step
 from relight.kernels.nvrtc import Compiled
 from relight.kernels.ptxas import Usage
@@ -177,14 +177,24 @@ def test_experts_of_another_form_are_refused_by_reason() -> None:
     assert "NaN" in experts_step.objection(up, up, down)
 
 
+class FakeConfig(dict):
+    programmatic_stream_serialization = False
+
+
+class OldConfig(dict):
+    """Before cuda-core 1.2."""
+
+
 class FakeCore:
     """Stands for cuda.core: notes what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: type = FakeConfig) -> None:
         self.launched: list[tuple] = []
         self.given: list[tuple[str, bytes]] = []
+        self.wrapped: list[int] = []
         self.Device = lambda index: SimpleNamespace(set_current=lambda: None, device_id=index)
-        self.LaunchConfig = lambda **config: config
+        self.LaunchConfig = config
+        self.Stream = SimpleNamespace(from_handle=self._wrap)
         self.ObjectCode = SimpleNamespace(
             from_cubin=lambda code: self._load("cubin", code),
             from_ptx=lambda code: self._load("ptx", code),
@@ -196,8 +206,12 @@ class FakeCore:
             raise RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
         return SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=entry))
 
+    def _wrap(self, address: int) -> str:
+        self.wrapped.append(address)
+        return f"stream at {address}"
+
     def launch(self, stream, config, kernel, *arguments) -> None:
-        self.launched.append((stream.__cuda_stream__(), config, kernel.handle, arguments))
+        self.launched.append((stream, config, kernel.handle, arguments))
 
 
 class FakeDriver:
@@ -217,11 +231,15 @@ def test_a_launch_goes_to_the_stream_that_torch_has_then() -> None:
     launcher = CudaLauncher(0, lambda: current[0], core, FakeDriver())
     launch = launcher.load(Cubin(CODE, Usage()), "entry", threads=256, early=True)
     x = torch.zeros(4)
-    launch((3, 2), x, 5, 0.5, None)
+    launch((3, 2), x, 5, 0.5, None, Long(2**63 + 5))
     current[0] = 9
     launch((1, 1))
-    (stream, config, entry, arguments), (later, *_) = core.launched
-    assert (stream, later, entry) == ((0, 7), (0, 9), "entry")
+    current[0] = 7
+    launch((3, 2))
+    (stream, config, entry, arguments), (later, *_), (again, same, *_) = core.launched
+    assert (stream, later, entry) == ("stream at 7", "stream at 9", "entry")
+    assert (again, core.wrapped) == (stream, [7, 9])
+    assert same is config
     assert config == {
         "grid": (3, 2, 1),
         "block": (256, 1, 1),
@@ -231,6 +249,22 @@ def test_a_launch_goes_to_the_stream_that_torch_has_then() -> None:
     assert arguments[0] == x.data_ptr()
     assert [argument.value for argument in arguments[1:3]] == [5, 0.5]
     assert arguments[3] == 0
+    assert arguments[4].value % 2**64 == 2**63 + 5
+
+
+@pytest.mark.parametrize(("early", "config"), [(False, FakeConfig), (True, OldConfig)])
+def test_a_kernel_begins_early_only_where_that_is_meant_and_known(early: bool, config) -> None:
+    core = FakeCore(config)
+    launcher = CudaLauncher(0, lambda: 7, core, FakeDriver())
+    launcher.load(Cubin(CODE, Usage()), "entry", threads=32, early=early)((1, 1))
+    assert "programmatic_stream_serialization" not in core.launched[0][1]
+
+
+def test_a_number_beyond_32_bits_is_not_cut() -> None:
+    launcher = CudaLauncher(0, lambda: 7, FakeCore(), FakeDriver())
+    launch = launcher.load(Cubin(CODE, Usage()), "entry", threads=32)
+    with pytest.raises(AssertionError, match="2147483648 is no number of 32 bits"):
+        launch((1, 1), 2**31)
 
 
 def test_what_is_no_cubin_is_given_to_the_driver_as_ptx() -> None:
