@@ -31,7 +31,14 @@ LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE
 )
 ENGRAM = Variant("engram", "step", "cuda", ALL, "engram" in PROVEN)
 SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM)
-VARIANTS = (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
+GIVEN = {
+    one.op: Variant(one.op, "prefill", "cuda", ALL)
+    for one in (EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE)
+}
+"""Of ops whose kernels serve given rows as they are, by op; of experts what goes on around them. A
+draw has no family."""
+
+VARIANTS = (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL, *GIVEN.values())
 
 Tell = Callable[[str], None]
 

@@ -9,18 +9,24 @@ import torch
 from torch import Tensor
 
 from relight.base.formats import float_row, index_row, kv_row, window_row_v41
+from relight.kernels.attend import Keys
+from relight.kernels.attend.step import StepAttend
 from relight.kernels.block import block_of
 from relight.kernels.build import Kernel
 from relight.kernels.compress.step import Groups, Raw, StepCompress
 from relight.kernels.experts.shared import StepShared
 from relight.kernels.forms import Form, form_of
 from relight.kernels.hyper.step import StepHyper
+from relight.kernels.index import Asked
+from relight.kernels.index.step import StepIndex
+from relight.kernels.launch import MOST_ROWS
 from relight.kernels.route.step import StepRoute
 from relight.kernels.row_ops import NO_KERNELS, chosen_ops
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
+from relight.kernels.store.step import StepStore
 from relight.kernels.vectors import INDEX_QUERIES, NORM, QUERIES, StepVectors, way_into
 
 CPU = torch.device("cpu")
@@ -138,3 +144,58 @@ def test_threads_share_a_vector_evenly() -> None:
         assert block.threads == threads
     assert block_of(96) is None
     assert block_of(0) is None
+
+
+def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
+    """65,536 given rows, the most that a step may have, are one more than the second size of a grid
+    may be. Without memory: on the meta device."""
+    n, bf16 = MOST_ROWS + 1, {"dtype": BF16, "device": "meta"}
+    f32, i64 = {"dtype": F32, "device": "meta"}, {"dtype": I64, "device": "meta"}
+
+    def empty(*shape: int, **how: Any) -> Tensor:
+        return torch.empty(shape, **how)
+
+    streams, x, one = empty(n, 4, 4096, **bf16), empty(n, 4096, **bf16), empty(n, **i64)
+    weights = (empty(24, 4 * 4096, **f32), empty(24, **f32), empty(3, **f32), None)
+    mix, _ = StepHyper(tools).mix_and_read(
+        streams, *weights, empty(4096, **f32), iterations=20, eps=1e-6, norm_eps=1e-6
+    )
+    StepHyper(tools).expand(x, streams, mix)
+    StepShared(tools).add(empty(n, 4096, **f32), x)
+    StepVectors(tools).queries(empty(n, 64, 512, **bf16), 1e-6, one, empty(32, **f32))
+    raw = empty(n, 1024, **f32)
+    StepCompress(tools).put_raw(
+        Raw(raw, raw, empty(4, 1024, **f32), one), one, empty(4, 24, 2048, **f32)
+    )
+    router = StepRoute(tools)
+    router.route(empty(n, 256, **f32), 6, 1.5, bias=None, table=one, token_ids=one)
+    store, rows = StepStore(tools), Rows.empty(kv_row(512, 64), 9, torch.device("meta"))
+    store.copy(rows, one, rows, one)
+    StepAttend(tools).attend(
+        empty(n, 64, 512, **bf16), Keys(rows, empty(n, 192, **i64)), empty(64, **f32), 0.1
+    )
+    keys = Rows.empty(index_row(128), 9, torch.device("meta"))
+    asked = Asked(
+        empty(n, 64, 128, **f32),
+        empty(n, 64, **f32),
+        keys,
+        empty(1, 4096, **i64),
+        (n,),
+        one,
+        one,
+        "prefill",
+    )
+    StepIndex(tools).select(asked, 512)
+    covered: dict[str, int] = {}
+    for entry, _, (first, second) in tools.launched:
+        assert first < 2**31
+        assert second <= MOST_ROWS
+        covered[entry] = covered.get(entry, 0) + (second if entry in BY_SECOND else first)
+    blocks = {entry: covered[entry] for entry in covered if entry not in ("row_op", "mix_parts")}
+    assert blocks.pop("copy_rows") == -(-n // 4)
+    assert set(blocks.values()) == {n}, blocks
+    assert covered["row_op"] == 64 * n
+
+
+BY_SECOND = ("attend_scores", "attend_values", "index_scores")
+"""Whose rows are the second size of a grid, in passes."""

@@ -18,7 +18,7 @@ from relight.kernels.trials_small import small_trials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-MOST = 72
+MOST = 108
 """Trials; those that there are, are known on a device only."""
 WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40)
 

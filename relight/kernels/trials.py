@@ -21,6 +21,7 @@ from relight.kernels.linear import grouped, linear
 from relight.kernels.linear.cuda import V4_LENGTHS, V41_LENGTHS
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials_between import given_trials
 from relight.kernels.trials_engram import engram_trials
 from relight.kernels.trials_small import small_trials
 from relight.kernels.trials_sparse import sparse_trials
@@ -171,4 +172,5 @@ def trials(tools: Toolbox, device: torch.device) -> list[Trial]:
     fine = experts_trial(tools, device, widths=V41_WIDTHS, act_block=32)
     products = [*linear_trials(tools, device), experts_trial(tools, device), fine]
     between = [*small_trials(tools, device), *engram_trials(tools, device)]
-    return [*products, *sparse_trials(tools, device), *between]
+    made = [*products, *sparse_trials(tools, device), *between]
+    return [*made, *given_trials(tools, device)]

@@ -20,7 +20,7 @@ from relight.kernels.rows import Rows
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
 from relight.kernels.store import put
-from relight.kernels.testing import assert_bits_equal
+from relight.kernels.testing import FAMILIES, assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_small import (
     EPS,
@@ -72,8 +72,9 @@ def test_vectors_go_each_way(tools: Toolbox) -> None:
     passes(vector_trials(tools, CPU, boundary_of(tools)))
 
 
-def test_groups_are_pooled_and_stored(tools: Toolbox) -> None:
-    passes(compress_trials(tools, CPU, boundary_of(tools)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_groups_are_pooled_and_stored(tools: Toolbox, family) -> None:
+    passes(compress_trials(tools, CPU, boundary_of(tools), family))
 
 
 def test_rows_are_routed_and_drawn(tools: Toolbox) -> None:

@@ -1,0 +1,31 @@
+"""Trials of the kernels between products for given rows: what made rows are tried with, and more
+rows at once. Knows no network."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from relight.kernels.canary import Trial
+from relight.kernels.cuda_tools import COMPRESS, GIVEN
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials_small import compress_trials, small_trials
+from relight.kernels.trials_sparse import sparse_trials
+
+TIMES = 8
+"""So many rows for each of a trial of made rows."""
+
+
+def given_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
+    """Raw rows are read elsewhere in this family; all else is the same."""
+    boundary = torch.bfloat16 if tools.form.bf16 else torch.float32
+    made = [*sparse_trials(tools, device), *small_trials(tools, device)]
+    same = [one for one in made if one.variant.op in GIVEN and one.variant != COMPRESS]
+    return [_given(one) for one in (*same, *compress_trials(tools, device, boundary, "prefill"))]
+
+
+def _given(trial: Trial) -> Trial:
+    def inputs() -> Tensor:
+        return torch.cat([trial.inputs() for _ in range(TIMES)])
+
+    return replace(trial, variant=GIVEN[trial.variant.op], inputs=inputs)
