@@ -14,6 +14,7 @@ from relight.kernels.cuda_tools import EXPERTS, LINEAR, Chosen, choose_kernels
 from relight.kernels.device import answers
 from relight.kernels.experts.given import GivenExperts
 from relight.kernels.experts.step import StepExperts
+from relight.kernels.linear.given import GivenLinear
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.row_ops import chosen_ops
 from relight.kernels.select import AUTO, REFERENCE, Selection
@@ -101,6 +102,7 @@ def _binder(tools: Toolbox, selection: Selection) -> Binder:
         StepLinear(tools) if LINEAR in selection.chosen else None,
         StepExperts(tools) if EXPERTS in selection.chosen else None,
         chosen_ops(tools, selection),
+        given_linear=GivenLinear(tools) if _serves_prompts(selection, LINEAR.op) else None,
         given_experts=GivenExperts(tools) if _serves_prompts(selection, EXPERTS.op) else None,
     )
 

@@ -9,6 +9,7 @@ from relight.kernels.codec import DenseWeight, FastLinear, Fp8Weight
 from relight.kernels.experts import Experts, FastExperts
 from relight.kernels.experts import given as experts_given
 from relight.kernels.experts import step as experts_step
+from relight.kernels.linear import given as linear_given
 from relight.kernels.linear import step as linear_step
 from relight.kernels.row_ops import NO_KERNELS, Ops
 
@@ -37,10 +38,12 @@ class Binder:
         experts: FastExperts | None,
         ops: Ops = NO_KERNELS,
         *,
+        given_linear: FastLinear | None = None,
         given_experts: FastExperts | None = None,
     ) -> None:
         self._linear = linear
         self._experts = experts
+        self._given_linear = given_linear
         self._given_experts = given_experts
         self._ops = ops
         self.bound = Bound()
@@ -63,11 +66,15 @@ class Binder:
         return tree
 
     def _weight(self, w: DenseWeight | Fp8Weight) -> DenseWeight | Fp8Weight:
-        if self._linear is None:
-            return w
-        objection = linear_step.objection(w)
-        self.bound.count("linear", objection)
-        return w if objection else replace(w, fast=self._linear)
+        if self._linear is not None:
+            objection = linear_step.objection(w)
+            self.bound.count("linear", objection)
+            w = w if objection else replace(w, fast=self._linear)
+        if self._given_linear is not None:
+            objection = linear_given.objection(w)
+            self.bound.count("linear", objection, "prefill")
+            w = w if objection else replace(w, given=self._given_linear)
+        return w
 
     def _stacks(self, stacks: Experts) -> Experts:
         parts = (stacks.w1, stacks.w3, stacks.w2)

@@ -70,16 +70,28 @@ def test_nothing_chosen_leaves_all_as_it_is() -> None:
     assert Binder(None, None).bind(layer) is layer
 
 
-def test_only_made_rows_go_to_the_kernels() -> None:
-    w = Binder(Fast(), None).bind(fp8(128, 1024))
+def test_products_go_to_the_kernels_of_the_rows_family() -> None:
+    made, given = Binder(Fast(), None), Binder(None, None, given_linear=Fast())
     x = torch.zeros(2, 1024)
-    assert bool(linear(x, w, "step", True, BF16).all())
-    assert not bool(linear(x, w, "prefill", True, BF16).any())
-    assert not bool(linear(x, w, "step", False, BF16).any())
-    groups = x.view(1, 2, 1024)
-    assert bool(grouped(groups, w, "step", BF16).all())
-    assert not bool(grouped(groups, w, "step", F32).any())
-    assert not bool(grouped(groups, w, "prefill", BF16).any())
+    for binder, family, other in ((made, "step", "prefill"), (given, "prefill", "step")):
+        w = binder.bind(fp8(128, 1024))
+        assert bool(linear(x, w, family, True, BF16).all())
+        assert not bool(linear(x, w, other, True, BF16).any())
+        assert not bool(linear(x, w, family, False, BF16).any())
+        groups = x.view(1, 2, 1024)
+        assert bool(grouped(groups, w, family, BF16).all())
+        assert not bool(grouped(groups, w, family, F32).any())
+        assert not bool(grouped(groups, w, other, BF16).any())
+    assert (made.bound.taken, made.bound.given) == ({"linear": 1}, {})
+    assert (given.bound.taken, given.bound.given) == ({}, {"linear": 1})
+
+
+def test_a_weight_may_have_kernels_for_one_family_only() -> None:
+    binder = Binder(Fast(), None, given_linear=Fast())
+    w = binder.bind(fp8(20, 1024))
+    assert w.fast is not None
+    assert w.given is None
+    assert binder.bound.left == {"linear for prompts: it has 20 rows, not a multiple of 8": 1}
 
 
 def test_a_part_of_a_weight_is_the_references() -> None:

@@ -15,7 +15,7 @@ from relight.kernels.experts import Experts
 from relight.kernels.select import Refusal, Selection, Variant
 
 CPU = torch.device("cpu")
-GIVEN_EXPERTS = Variant("experts", "prefill", "cuda", ())
+GIVEN_LINEAR, GIVEN_EXPERTS = (Variant(op, "prefill", "cuda", ()) for op in ("linear", "experts"))
 
 
 def test_kernels_that_cannot_run_are_refused_before_weights_are_read() -> None:
@@ -102,3 +102,13 @@ def test_weights_with_kernels_for_prompts_are_named() -> None:
     assert experts.given is not None
     assert experts.fast is None
     assert notes[1] == "kernels for prompts: 1 weights of experts"
+
+
+def test_products_of_prompts_have_kernels_of_their_own() -> None:
+    chosen = Chosen(Selection((GIVEN_LINEAR,)), SimpleNamespace())  # type: ignore[arg-type]
+    weights = (DenseWeight(torch.zeros(16, 192, dtype=torch.bfloat16)), torch.zeros(3))
+    (head, _), selection, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
+    assert head.given is not None
+    assert head.fast is None
+    assert notes[1] == "kernels for prompts: 1 weights of linear"
+    assert "linear:cuda/reference" in str(selection)
