@@ -143,6 +143,15 @@ inline float operand(unsigned bits) {
   return (float)h;
 #endif
 }
+inline unsigned e4m3_pair(unsigned two) {
+  unsigned halves = 0;
+  for (int i = 0; i < 2; i++) {
+    const int code = two >> 8 * i & 127, exponent = code >> 3, whole = exponent ? 8 | (code & 7) : code & 7;
+    const float size = code == 127 ? NAN : ldexpf(whole, (exponent ? exponent : 1) - 10);
+    halves |= (unsigned)half_bits(two >> 8 * i & 128 ? -size : size) << 16 * i;
+  }
+  return halves;
+}
 inline unsigned half_products(unsigned a, unsigned b) {
   _Float16 x[2], y[2];
   memcpy(x, &a, 4);

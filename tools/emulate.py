@@ -2,7 +2,7 @@
 
 g++ compiles them: each instruction that is written in PTX is replaced by a function of emulate.h
 that does the same; all else of a source is compiled as it stands. Left out are the copies of step
-products into shared memory, the conversion of E4M3 by an instruction, and programmatic launches.
+products into shared memory, and programmatic launches.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from relight.kernels.toolbox import Toolbox
 
 HERE = Path(__file__).parent
 
-NOT_EMULATED = {"RING": 0, "PDL": 0, "CONVERTS_E4M3": 0}
+NOT_EMULATED = {"RING": 0, "PDL": 0}
 
 INSTRUCTIONS = (
     (r'asm volatile\("ld\.global\.nc[^\n]*\n[^\n]*\n[^\n]*\);', "v[j] = p[i + j * step];"),
@@ -43,6 +43,10 @@ INSTRUCTIONS = (
         r'asm\("\{ \.reg \.b16 l, h; cvt\.rn\.f16\.f32 l.*?256\.f\)\);',
         "r = half_bits(__uint_as_float(w << 16) * 256.f)"
         " | (u32)half_bits(__uint_as_float(w & 0xFFFF0000u) * 256.f) << 16;",
+    ),
+    (
+        r'asm\("\{ \.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.rn\.f16x2\.e4m3x2.*?\);',
+        "p = e4m3_pair(w); q = e4m3_pair(w >> 16);",
     ),
     (r'asm\("mul\.rn\.f16x2.*?\);', "r = half_products(pair, lift);"),
     (r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 16);"),

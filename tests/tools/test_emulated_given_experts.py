@@ -1,0 +1,162 @@
+"""The kernels of given rows through routed experts, lane by lane on a processor, in each form: near
+the definition, and rows with the same bits alone, among others, in any place and cut."""
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.kernels.canary import relative_error
+from relight.kernels.codec import StackedFp4, fp8_round
+from relight.kernels.experts import Experts, experts, given
+from relight.kernels.experts.given import GivenExperts
+from relight.kernels.launch import Launch
+from relight.kernels.testing import assert_bits_equal
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials import EXPERTS_TOLERANCE, fp4_stack, tokens
+from tools.emulate import emulated
+
+CPU, F32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
+COUNT, WIDTH, INNER, SLOTS, LIMIT = 5, 512, 128, 2, 10.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+
+@pytest.fixture(scope="module", params=["sm_70", "sm_75", "sm_80", "sm_90"])
+def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
+    return emulated(request.param, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def stacks() -> Experts:
+    torch.manual_seed(1)
+    gate, up = (fp4_stack(COUNT, INNER, WIDTH, CPU) for _ in range(2))
+    return Experts(gate, up, fp4_stack(COUNT, WIDTH, INNER, CPU))
+
+
+class Call:
+    """Rows of one call with what they chose."""
+
+    def __init__(self, tools: Toolbox, stacks: Experts, ids: Tensor) -> None:
+        self.boundary = BF16 if tools.form.bf16 else F32
+        self.stacks, self.ids = stacks, ids
+        self.x = tokens(len(ids), WIDTH, CPU, self.boundary)
+        self.weights = torch.rand(ids.shape)
+        self._fast = GivenExperts(tools)
+
+    def run(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        s = self.stacks
+        chosen = (self.x[rows], self.ids[rows], self.weights[rows])
+        return self._fast.experts(*chosen, s.w1, s.w3, s.w2, LIMIT, self.boundary)
+
+    def definition(self) -> Tensor:
+        chosen = (self.x, self.ids, self.weights)
+        return experts(*chosen, self.stacks, LIMIT, "prefill", True, self.boundary)
+
+
+def uneven(rows: int) -> Tensor:
+    """All rows choose expert 3, which fills a tile and begins another, a few each of the others,
+    none expert 0: tiles of each width."""
+    others = torch.tensor([1] * 3 + [2] * 20 + [4] * (rows - 23))
+    ids = torch.stack([others, torch.full((rows,), 3)], dim=1)
+    return ids.sort(dim=1).values
+
+
+@pytest.fixture
+def call(tools: Toolbox, stacks: Experts) -> Call:
+    torch.manual_seed(2)
+    return Call(tools, stacks, uneven(70))
+
+
+def test_rows_are_near_the_definition_and_keep_their_bits(call: Call) -> None:
+    found = call.run()
+    assert relative_error(found, call.definition()) <= EXPERTS_TOLERANCE
+    for row in (0, 22, 69):
+        assert_bits_equal(call.run(slice(row, row + 1))[0], found[row], f"row {row} alone")
+    for order in (torch.randperm(70), torch.randperm(70)[:40]):
+        assert_bits_equal(call.run(order), found[order], "in another order")
+
+
+def test_where_a_pass_is_cut_changes_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = call.run()
+    monkeypatch.setattr(given, "MOST_ROWS", 33)
+    monkeypatch.setattr(given, "DOWN_BYTES", 1)
+    assert_bits_equal(call.run(), wanted)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(call: Call, bad: float) -> None:
+    wanted = call.run()
+    sick = torch.arange(70) % 3 == 1
+    call.x[sick, 5] = bad
+    found = call.run()
+    assert_bits_equal(found[~sick], wanted[~sick])
+    assert not found[sick].isfinite().any()
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65])
+def test_all_rows_may_choose_one_expert(tools: Toolbox, stacks: Experts, rows: int) -> None:
+    torch.manual_seed(3)
+    call = Call(tools, stacks, torch.full((rows, 1), COUNT - 1))
+    found = call.run()
+    assert relative_error(found, call.definition()) <= EXPERTS_TOLERANCE
+    assert_bits_equal(call.run(slice(rows - 1, rows)), found[-1:])
+
+
+def test_no_rows_give_no_rows(tools: Toolbox, stacks: Experts) -> None:
+    assert Call(tools, stacks, torch.zeros(0, SLOTS, dtype=torch.int64)).run().shape == (0, WIDTH)
+
+
+def test_pairs_are_listed_by_expert_in_their_order(tools: Toolbox) -> None:
+    torch.manual_seed(4)
+    ids = torch.randint(0, 70, (450, 3))
+    ids[:, 0][ids[:, 0] == 7] = 8
+    ids[:, 1] = 9
+    pairs = given.Pairs(tools, ids, 70)
+    assert_bits_equal(pairs.order.long(), ids.flatten().argsort(stable=True))
+    wanted, first = [], 0
+    for expert, count in enumerate(ids.flatten().bincount(minlength=70).tolist()):
+        for at in range(0, count, given.TILE_PAIRS):
+            wanted.append([expert, first + at, min(given.TILE_PAIRS, count - at)])
+        first += count
+    assert pairs.num_tiles.item() == len(wanted) <= pairs.most_tiles
+    assert pairs.tiles[: len(wanted)].tolist() == wanted
+
+
+def product(tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
+    """The down product of pairs [n], to float32."""
+    codes, scales = tools.quantise(x)
+    pairs = given.Pairs(tools, ids.unsqueeze(1), len(w.data))
+    order = pairs.order.long()
+    launch: Launch = tools.load(given.down(tools.form, F32), given.THREADS)
+    (_, outputs, packed), found = w.data.shape, torch.full((len(x), w.data.shape[1]), float("nan"))
+    grid = (outputs // given.TILE_OUTPUTS, pairs.most_tiles)
+    shape = (2 * packed, outputs, 0, outputs)
+    where = (pairs.order, pairs.tiles, pairs.num_tiles)
+    launch(grid, w.data, w.scale, codes[order], scales[order], *where, found, *shape)
+    return found
+
+
+def exact(w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
+    rounded = fp8_round(x, 128).double()
+    return torch.stack([w.expert(int(e)).decode().double() @ rounded[i] for i, e in enumerate(ids)])
+
+
+def test_weights_are_exact_as_long_as_scales_of_a_row_are_not_too_far_apart(tools: Toolbox) -> None:
+    """Also where tokens are such that only the small ones count, and beside groups of zeros."""
+    torch.manual_seed(5)
+    w = fp4_stack(2, 256, 256, CPU)
+    w.scale[:] = 120
+    w.scale[:, :, 3:] = 120 - given.SPREAD
+    w.scale[0, :, 5], w.data[0, :, 16 * 5 : 16 * 6] = 1, 0
+    assert given.objection(w, w, w) == ""
+    x = tokens(20, 256, CPU, F32)
+    x[::2, :96] = 0
+    ids = torch.arange(20) % 2
+    found, wanted = product(tools, w, x, ids), exact(w, x, ids)
+    for rows in (slice(0, None, 2), slice(1, None, 2)):
+        assert relative_error(found[rows], wanted[rows]) <= 2e-6
