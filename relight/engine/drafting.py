@@ -67,7 +67,7 @@ def build_proposer(
     size = max(drafting.depth, config.draft.block_size)
     config = replace(config, draft=replace(config.draft, block_size=size))
     draft = Draft(config, weights, backbone.embed, backbone.head, numerics, backbone.ops)
-    return DraftProposer(draft, draft_rings(config, pool))
+    return DraftProposer(draft, draft_rings(config, pool), backbone.ops.sample)
 
 
 def build_speculation(

@@ -10,7 +10,7 @@ Rows of padding are copies of the last row: they compute and write what it does,
 they leave nothing that is not there without them, and need no expert that it does not need.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,6 +51,32 @@ def shapes(num_slots: int, verify: int, max_context: int) -> list[Shape]:
     return [Shape(rows, context) for rows in sorted(widths) for context in contexts]
 
 
+class Table:
+    """What differs from one replay to the next: lines of integers, at one place on the device."""
+
+    def __init__(self, most: int, columns: int, device: torch.device) -> None:
+        self.most = most
+        self._lines = torch.zeros((most, columns), dtype=torch.int64, device=device)
+
+    def clear(self) -> None:
+        self._lines.zero_()
+
+    def fill(self, lines: Sequence[Sequence[int]], count: int) -> None:
+        """By one copy that nobody waits for. Lines of padding, up to `count`, are the last."""
+        padding = [lines[-1]] * (count - len(lines))
+        refill(self._lines[:count], [value for line in (*lines, *padding) for value in line])
+
+    def columns(self, count: int) -> Tensor:
+        """[columns, count] of the first lines. Each column lies in one piece, as kernels get
+        addresses."""
+        return self._lines[:count].t().contiguous()
+
+
+def smallest(widths: Iterable[int], count: int) -> int | None:
+    """The smallest of the widths that holds so many."""
+    return min((width for width in widths if width >= count), default=None)
+
+
 class RowInputs(NamedTuple):
     """Columns [rows] int64 of what differs from one replay to the next."""
 
@@ -65,12 +91,12 @@ Step = Callable[[RowInputs, Shape], Tensor]
 
 
 class Graphs:
-    """Inputs and logits lie at the same place for all recordings."""
+    """Inputs and logits lie at the same place for all recordings. `logits` [most_rows, V]: of the
+    rows of the last step that was replayed."""
 
     def __init__(self, most_rows: int, vocab_size: int, device: torch.device) -> None:
-        columns = len(RowInputs._fields)
-        self._inputs = torch.zeros((most_rows, columns), dtype=torch.int64, device=device)
-        self._logits = torch.zeros((most_rows, vocab_size), device=device)
+        self.logits = torch.zeros((most_rows, vocab_size), device=device)
+        self._inputs = Table(most_rows, len(RowInputs._fields), device)
         self._recorded: dict[Shape, Replay] = {}
         self.num_replays = 0
 
@@ -82,29 +108,25 @@ class Graphs:
         """Runs rows of slot 0 that count for nothing. Raises as `Recorder.record`."""
 
         def run() -> None:
-            # Kernels get addresses, so columns must lie in one piece.
-            columns = self._inputs[: shape.rows].t().contiguous()
-            self._logits[: shape.rows] = step(RowInputs(*columns), shape)
+            columns = self._inputs.columns(shape.rows)
+            self.logits[: shape.rows] = step(RowInputs(*columns), shape)
 
-        self._inputs.zero_()
+        self._inputs.clear()
         self._recorded[shape] = recorder.record(run)
 
-    def run(self, rows: Sequence[Rows]) -> Tensor | None:
-        """Logits [rows, V] of one step, there until the next; None if no recording holds it."""
-        count = sum(len(r.tokens) for r in rows)
-        length = max(r.start + len(r.tokens) for r in rows)
-        fitting = (s for s in self._recorded if s.rows >= count and s.context >= length)
-        shape = min(fitting, default=None)
-        if shape is None:
-            return None
-        values = [
-            value
+    def run(self, rows: Sequence[Rows]) -> bool:
+        """Runs one step; False if no recording holds it."""
+        lines = [
+            (r.slot, offset, token, len(r.tokens))
             for r in rows
             for offset, token in enumerate(r.tokens)
-            for value in (r.slot, offset, token, len(r.tokens))
         ]
-        padding = values[-len(RowInputs._fields) :] * (shape.rows - count)
-        refill(self._inputs[: shape.rows], values + padding)
+        length = max(r.start + len(r.tokens) for r in rows)
+        fitting = (s for s in self._recorded if s.rows >= len(lines) and s.context >= length)
+        shape = min(fitting, default=None)
+        if shape is None:
+            return False
+        self._inputs.fill(lines, shape.rows)
         self._recorded[shape]()
         self.num_replays += 1
-        return self._logits[:count]
+        return True

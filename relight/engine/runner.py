@@ -14,9 +14,11 @@ from relight.cache.layout import PAGE_TOKENS
 from relight.cache.pool import Pool
 from relight.engine.batch import BatchBuilder, sampled_rows
 from relight.engine.bounded import part
+from relight.engine.draws import RecordedDraws
 from relight.engine.graphs import MOST_ROWS, Graphs, RowInputs, Shape
+from relight.engine.guesses import RecordedGuesses
 from relight.engine.plan import Draw, Result, Rows, StepPlan
-from relight.engine.proposer import Guesses, Proposer, propose
+from relight.engine.proposer import DraftProposer, Guesses, Proposer, propose
 from relight.engine.sampler import Sampled, Sampler, read
 from relight.kernels.device import answers, download, upload
 from relight.kernels.record import Recorder
@@ -29,9 +31,9 @@ from relight.model.transformer_v41 import TransformerV41
 @dataclass(frozen=True, slots=True)
 class Launched:
     """What a step draws and guesses, on its way to the host. The step has ended, and that is there,
-    once `ready` has come."""
+    once `ready` has come. `sampled`: of made rows in front of that of given ones."""
 
-    sampled: Sampled | None
+    sampled: Sequence[Sampled]
     ready: torch.Event | None
     guesses: Guesses | None = None
 
@@ -57,17 +59,26 @@ class Runner:
         self.sampler = Sampler(slots, model.config.vocab_size, device, fast)
         self.batch = BatchBuilder(model.config, self.lengths, self.last_tokens, self.page_table)
         self.graphs: Graphs | None = None
+        self.draws: RecordedDraws | None = None
+        self.guesses: RecordedGuesses | None = None
 
     def record(self, shape: Shape, recorder: Recorder) -> None:
-        """From now on steps of made rows that fit in such a shape are replayed. Before any plan is
-        run: what it leaves in slot 0 means nothing. Raises as `Recorder.record`."""
-        if self.graphs is None:
+        """From now on steps of made rows that fit in such a shape are replayed, and so many draws
+        and guesses. Before any plan is run: what it leaves in slot 0 means nothing. Raises as
+        `Recorder.record`."""
+        if self.graphs is None or self.draws is None:
             vocab = self.model.config.vocab_size
             self.graphs = Graphs(MOST_ROWS, vocab, self.pool.device)
+            self.draws = RecordedDraws(self.sampler, self.graphs.logits, self.last_tokens)
+            if isinstance(self.proposer, DraftProposer):
+                self.guesses = RecordedGuesses(self.proposer, self.lengths)
         self.lengths.zero_()
         self.page_table.zero_()
         with torch.inference_mode():
             self.graphs.record(shape, self._recorded, recorder)
+            self.draws.record(shape.rows, recorder)
+            if self.guesses is not None:
+                self.guesses.record(shape.rows, recorder)
 
     def execute(self, plan: StepPlan) -> list[Result]:
         """Runs one step to its end."""
@@ -85,8 +96,8 @@ class Runner:
             if launched.ready is not None:
                 launched.ready.synchronize()
             results: list[Result] = []
-            if launched.sampled is not None:
-                results += read(launched.sampled)
+            for sampled in launched.sampled:
+                results += read(sampled)
             if launched.guesses is not None:
                 results += launched.guesses.read()
             return results
@@ -103,40 +114,50 @@ class Runner:
 
     def _launch(self, plan: StepPlan) -> Launched:
         self._prepare(plan)
-        heads, given = part(plan.given)
-        if heads:
-            self._encode(heads)
-        segments: tuple[tuple[Family, Sequence[Rows]], ...] = (
-            ("step", plan.made),
-            ("prefill", given),
-        )
-        logits = [self._forward(family, rows) for family, rows in segments if rows]
-        sampled = self._draw(plan.draws, torch.cat(logits)) if plan.draws else None
+        sampled = self._compute(plan)
         for move in plan.takes:
             self.pool.take_record(move.slot, move.record, move.boundary)
         return self._send(sampled, self._propose(plan, sampled))
 
-    def _propose(self, plan: StepPlan, sampled: Sampled | None) -> Guesses | None:
-        if self.proposer is None or sampled is None:
-            return None
-        rows = (*plan.made, *plan.given)
-        return propose(self.proposer, rows, plan.draws, sampled.tokens, self.lengths)
+    def _compute(self, plan: StepPlan) -> list[Sampled]:
+        """Runs the rows and draws from them: from those of a recorded step by recordings, from all
+        others together."""
+        heads, given = part(plan.given)
+        if heads:
+            self._encode(heads)
+        sampled, draws, logits = [], plan.draws, []
+        if plan.made and self.graphs is not None and self.graphs.run(plan.made):
+            rows = sampled_rows(plan.made)
+            if rows:
+                sampled.append(self._draw_replayed(draws[: len(rows)], rows))
+            draws = draws[len(rows) :]
+        elif plan.made:
+            logits.append(self._forward("step", plan.made))
+        if given:
+            logits.append(self._forward("prefill", given))
+        if draws:
+            sampled.append(self._draw(draws, _joined(logits)))
+        return sampled
 
-    def _send(self, sampled: Sampled | None, guesses: Guesses | None) -> Launched:
+    def _propose(self, plan: StepPlan, sampled: Sequence[Sampled]) -> Guesses | None:
+        if self.proposer is None or not sampled:
+            return None
+        rows, drawn = (*plan.made, *plan.given), _joined([one.tokens for one in sampled])
+        guesses = None
+        if self.guesses is not None:
+            guesses = self.guesses.propose(rows, plan.draws, drawn)
+        return guesses or propose(self.proposer, rows, plan.draws, drawn, self.lengths)
+
+    def _send(self, sampled: Sequence[Sampled], guesses: Guesses | None) -> Launched:
         """A step that draws nothing is waited for as well: else nobody knew how long it took, and
         a long prompt would be launched to its end."""
         device = self.pool.device
-        if device.type == "cpu":
-            return Launched(sampled, None, guesses)
-        if sampled is not None:
-            scores = sampled.scores
-            if scores is not None:
-                own, ids, top = (download(t) for t in (scores.own, scores.top_ids, scores.top))
-                scores = replace(scores, own=own, top_ids=ids, top=top)
-            sampled = Sampled(download(sampled.tokens), sampled.asked, scores)
+        sampled = [_downloaded(one) for one in sampled]
         guesses = None if guesses is None else guesses.download()
-        ready = torch.Event(device)
-        ready.record()
+        ready = None
+        if device.type != "cpu":
+            ready = torch.Event(device)
+            ready.record()
         return Launched(sampled, ready, guesses)
 
     def _prepare(self, plan: StepPlan) -> None:
@@ -152,10 +173,6 @@ class Runner:
             self.pool.restore_record(move.slot, move.record, move.boundary)
 
     def _forward(self, family: Family, rows: Sequence[Rows]) -> Tensor:
-        if family == "step" and self.graphs is not None:
-            logits = self.graphs.run(rows)
-            if logits is not None:
-                return _drawn_from(rows, logits)
         segment = self.batch.segment(family, rows)
         logits = self._pass(segment)
         self._advance(segment)
@@ -185,16 +202,21 @@ class Runner:
         return logits
 
     def _draw(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
-        sampled = self.sampler.draw(draws, logits, self.last_tokens)
-        slots = upload([draw.slot for draw in draws], logits.device)
-        # Of several draws for one slot any may stay: what counts is told with the next row.
-        # What was not drawn must not be looked up as a token: the sequence ends, its mates go on.
-        self.last_tokens[slots] = sampled.tokens.clamp(min=0)
-        return sampled
+        return self.sampler.draw(draws, logits, self.last_tokens)
+
+    def _draw_replayed(self, draws: Sequence[Draw], rows: Sequence[int]) -> Sampled:
+        """From rows of the step that was replayed."""
+        assert self.draws is not None, "no step was recorded"
+        return self.draws.draw(draws, rows)
 
 
-def _drawn_from(rows: Sequence[Rows], logits: Tensor) -> Tensor:
-    wanted = sampled_rows(rows)
-    if len(wanted) == logits.shape[0]:
-        return logits
-    return logits[upload(wanted, logits.device)]
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _downloaded(sampled: Sampled) -> Sampled:
+    scores = sampled.scores
+    if scores is not None:
+        own, ids, top = (download(t) for t in (scores.own, scores.top_ids, scores.top))
+        scores = replace(scores, own=own, top_ids=ids, top=top)
+    return Sampled(download(sampled.tokens), sampled.asked, scores)

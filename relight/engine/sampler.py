@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.base.types import Logprobs
+from relight.base.types import Logprobs, SamplingParams
 from relight.engine.plan import Draw, Drawn, Mask, Scored, SetCounts
 from relight.kernels.device import send, upload
 from relight.kernels.sample import (
@@ -62,7 +62,7 @@ class Sampler:
         device: torch.device,
         fast: FastSample | None = None,
     ) -> None:
-        self._fast = fast
+        self.fast = fast
         self.counts = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
 
     def set_counts(self, changes: Sequence[SetCounts]) -> None:
@@ -73,16 +73,26 @@ class Sampler:
 
     def draw(self, draws: Sequence[Draw], logits: Tensor, last: Tensor | None = None) -> Sampled:
         """One token for each row of logits [draws, V]. `last` [slots] int64 is what each slot drew
-        last, if masks hang on it."""
+        last: masks may hang on it, and it is told of these draws."""
+        return scored(draws, logits, self.tokens(draws, logits, last))
+
+    def tokens(self, draws: Sequence[Draw], logits: Tensor, last: Tensor | None = None) -> Tensor:
+        """The same, without what is told of them: [draws] int64."""
         adjustments = self._adjustments(draws, logits.device, last)
-        tokens = draw_tokens(draws, logits, adjustments, self._fast)
+        tokens = draw_tokens(draws, logits, adjustments, self.fast)
         counted = [i for i, draw in enumerate(draws) if draw.sampling.counted]
         if counted:
             rows = upload(counted, logits.device)
             slots = upload([draws[i].slot for i in counted], logits.device)
             # A row that gave no token counts as token 0: its sequence ends.
             self.counts[slots, tokens[rows].clamp(min=0)] += 1
-        return _scored(draws, logits, tokens)
+        if last is not None:
+            slots = upload([draw.slot for draw in draws], logits.device)
+            # Of several draws for one slot any may stay: what counts is told with the next row.
+            # What was not drawn must not be looked up as a token: the sequence ends, its mates go
+            # on.
+            last[slots] = tokens.clamp(min=0)
+        return tokens
 
     def _adjustments(
         self, draws: Sequence[Draw], device: torch.device, last: Tensor | None
@@ -106,15 +116,23 @@ class Sampler:
 
 def is_adjusted(draw: Draw) -> bool:
     """Whether anything changes the logits of this draw."""
+    return draw.sampling.penalised or draw.mask is not None or names_tokens(draw)
+
+
+def names_tokens(draw: Draw) -> bool:
+    """Whether the logits of single tokens change."""
     sampling = draw.sampling
     return (
-        sampling.penalised
-        or draw.mask is not None
-        or bool(sampling.logit_bias)
+        bool(sampling.logit_bias)
         or draw.made < sampling.min_tokens
         or draw.made == sampling.think_budget
         or draw.made < len(sampling.forced)
     )
+
+
+def is_cut(sampling: SamplingParams) -> bool:
+    """Whether top-k or top-p leaves tokens out."""
+    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
 
 def draw_tokens(
@@ -147,13 +165,13 @@ def sample_params(draws: Sequence[Draw], device: torch.device) -> SampleParams:
     """The sampling parameters of `draws` as columns."""
     params = [draw.sampling for draw in draws]
     warm = [i for i, p in enumerate(params) if p.temperature > 0]
-    cut = [i for i in warm if params[i].top_p < 1 or params[i].top_k > 0]
+    cut = [i for i in warm if is_cut(params[i])]
     return SampleParams(
         temperature=_floats([p.temperature for p in params], device),
         top_p=_floats([p.top_p for p in params], device),
         top_k=upload([p.top_k for p in params], device),
         min_p=_floats([p.min_p for p in params], device),
-        seed=upload([_signed(p.seed) for p in params], device),
+        seed=upload([signed(p.seed) for p in params], device),
         choice=upload([p.choice for p in params], device),
         position=upload([draw.position for draw in draws], device),
         drawn=upload([i for i in warm if i not in cut], device),
@@ -253,18 +271,22 @@ def _otherwise(mask: Mask | None) -> bytes:
     return mask.allowed if mask.after is None else mask.otherwise
 
 
-def _scored(draws: Sequence[Draw], logits: Tensor, tokens: Tensor) -> Sampled:
-    """With log probabilities by the logits as the model gave them. The most that a row asks for is
-    looked up for all: the order of the best is fixed, so a row's own are how they begin."""
+def scored(
+    draws: Sequence[Draw], logits: Tensor, tokens: Tensor, rows: Sequence[int] | None = None
+) -> Sampled:
+    """With log probabilities by the logits as the model gave them: those of draw i are row
+    `rows[i]`, None: row i. The most that a row asks for is looked up for all: the order of the best
+    is fixed, so a row's own are how they begin."""
     asked = tuple(
-        (row, count)
-        for row, draw in enumerate(draws)
+        (number, count)
+        for number, draw in enumerate(draws)
         if (count := draw.sampling.logprobs) is not None
     )
     if not asked:
         return Sampled(tokens)
-    rows = upload([row for row, _ in asked], logits.device)
-    scores = score_tokens(logits[rows], tokens[rows], max(count for _, count in asked))
+    drawn = upload([number for number, _ in asked], logits.device)
+    at = drawn if rows is None else upload([rows[number] for number, _ in asked], logits.device)
+    scores = score_tokens(logits[at], tokens[drawn], max(count for _, count in asked))
     return Sampled(tokens, asked, scores)
 
 
@@ -272,7 +294,7 @@ def _floats(values: Sequence[float], device: torch.device) -> Tensor:
     return upload(values, device, torch.float32)
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """Any integer seed as one that an int64 holds."""
     return (seed + 2**63) % 2**64 - 2**63
 

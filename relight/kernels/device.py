@@ -134,4 +134,4 @@ def send(values: Tensor, device: torch.device) -> Tensor:
 
 def download(tensor: Tensor) -> Tensor:
     """A copy on the host, which means something once an event after it has come."""
-    return tensor.to("cpu", non_blocking=True)
+    return tensor.to("cpu", non_blocking=True, copy=True)

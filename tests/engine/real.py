@@ -134,6 +134,8 @@ class RealEngine:
         self._ids = itertools.count()
         self._launch, self.runner.launch = self.runner.launch, self._watch  # type: ignore
         self._draw, self.runner._draw = self.runner._draw, self._tap  # type: ignore
+        self._draw_replayed = self.runner._draw_replayed
+        self.runner._draw_replayed = self._tap_replayed  # type: ignore
 
     # -- what the runner sees
 
@@ -154,10 +156,18 @@ class RealEngine:
         return self._launch(plan)
 
     def _tap(self, draws: Sequence[Draw], logits: Tensor) -> Sampled:
+        self._note(draws, logits)
+        return self._draw(draws, logits)
+
+    def _tap_replayed(self, draws: Sequence[Draw], rows: Sequence[int]) -> Sampled:
+        assert self.runner.graphs is not None
+        self._note(draws, self.runner.graphs.logits[list(rows)])
+        return self._draw_replayed(draws, rows)
+
+    def _note(self, draws: Sequence[Draw], logits: Tensor) -> None:
         by_slot = {s.slot: s.request.id for s in self.scheduler.running}
         for draw, row in zip(draws, logits, strict=True):
             self.answers[by_slot[draw.slot]].logits.append(row.clone().cpu())
-        return self._draw(draws, logits)
 
     # -- what a client does
 

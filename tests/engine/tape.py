@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from relight.kernels import peek
 from relight.kernels.experts import reference as experts_reference
+from relight.kernels.sample import reference as sample_reference
 from relight.model import addresses
 
 ATEN = torch.ops.aten
@@ -31,7 +32,7 @@ LOOKS = {
 def nobody_looks() -> Iterator[None]:
     """A processor does as if it were another device."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (peek, experts_reference, addresses):
+        for module in (peek, experts_reference, sample_reference, addresses):
             patch.setattr(module, "looks_are_free", lambda x: False)
         yield
 

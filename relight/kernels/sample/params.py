@@ -10,7 +10,8 @@ class SampleParams:
     """Parameters of each row, all [n] on the device of the logits.
 
     `drawn` and `cut` say which rows have a temperature, without and with top-k or top-p. Who knows
-    it tells it, since nobody else can without waiting for the device; None: it is looked up.
+    it tells it, since nobody else can without waiting for the device; None: it is looked up, and
+    where nobody looks all rows are drawn so, and the draws of those that are not are dropped.
     """
 
     temperature: Tensor  # float32; 0 is greedy

@@ -39,11 +39,12 @@ def sample(logits: Tensor, params: SampleParams, adjustments: Adjustments | None
         logits = _adjusted(logits, adjustments)
         tokens, still = _greedy(logits)
         valid &= still
-    drawn, cut = _rows(params)
-    for rows in _few(drawn):
-        scaled = floor(_scaled(logits, params, rows), params.min_p[rows])
-        tokens[rows] = _draw(scaled, params, rows)
-    _draw_cut(tokens, logits, params, cut)
+
+    def draw(rows: Tensor) -> Tensor:
+        return _draw(floor(_scaled(logits, params, rows), params.min_p[rows]), params, rows)
+
+    _replace(tokens, params.drawn, lambda: _warm(params) & ~_cut(params), draw)
+    _draw_cut(tokens, logits, params)
     return torch.where(valid, tokens, NOT_DRAWN)
 
 
@@ -55,26 +56,46 @@ def sample_by(
     if adjustments is not None:
         _, valid = _greedy(logits)
         logits = _adjusted(logits, adjustments)
-    found, (_, cut) = draw(logits, params), _rows(params)
-    if valid is None and not len(cut):
+    found = draw(logits, params)
+    if valid is None and params.cut is not None and not len(params.cut):
         return found
     there = found >= 0 if valid is None else (found >= 0) & valid
-    _draw_cut(found, logits, params, cut)
+    _draw_cut(found, logits, params)
     return torch.where(there, found, NOT_DRAWN)
 
 
-def _draw_cut(tokens: Tensor, logits: Tensor, params: SampleParams, cut: Tensor) -> None:
-    for rows in _few(cut):
-        scaled = _scaled(logits, params, rows)
-        scaled = keep(scaled, params.top_p[rows], params.top_k[rows], params.min_p[rows])
-        tokens[rows] = _draw(scaled, params, rows)
+def _draw_cut(tokens: Tensor, logits: Tensor, params: SampleParams) -> None:
+    def draw(rows: Tensor) -> Tensor:
+        cuts = params.top_p[rows], params.top_k[rows], params.min_p[rows]
+        return _draw(keep(_scaled(logits, params, rows), *cuts), params, rows)
+
+    _replace(tokens, params.cut, lambda: _warm(params) & _cut(params), draw)
 
 
-def _rows(params: SampleParams) -> tuple[Tensor, Tensor]:
-    if params.drawn is not None and params.cut is not None:
-        return params.drawn, params.cut
-    warm, cut = params.temperature > 0, (params.top_p < 1) | (params.top_k > 0)
-    return torch.where(warm & ~cut)[0], torch.where(warm & cut)[0]
+def _replace(
+    tokens: Tensor,
+    told: Tensor | None,
+    mine: Callable[[], Tensor],
+    draw: Callable[[Tensor], Tensor],
+) -> None:
+    """Draws for the rows that are told, else for those that `mine` marks. Where nobody looks all
+    are drawn for, and the others keep what they have."""
+    rows, marked = told, None
+    if rows is None and looks_are_free(tokens):
+        rows = torch.where(mine())[0]
+    elif rows is None:
+        rows, marked = torch.arange(len(tokens), device=tokens.device), mine()
+    for some in _few(rows):
+        found = draw(some)
+        tokens[some] = found if marked is None else torch.where(marked[some], found, tokens[some])
+
+
+def _warm(params: SampleParams) -> Tensor:
+    return params.temperature > 0
+
+
+def _cut(params: SampleParams) -> Tensor:
+    return (params.top_p < 1) | (params.top_k > 0)
 
 
 def _few(rows: Tensor) -> Iterator[Tensor]:
