@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from relight.base.numerics import Family
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.compress.step import StepCompress
+from relight.kernels.engram.step import StepEngram
 from relight.kernels.experts.shared import StepShared
 from relight.kernels.hyper.step import StepHyper
 from relight.kernels.index.step import StepIndex
@@ -30,6 +31,7 @@ class RowOps:
     shared: StepShared | None = None
     attend: StepAttend | None = None
     index: StepIndex | None = None
+    engram: StepEngram | None = None
 
 
 DEFINITIONS = RowOps()
@@ -74,4 +76,5 @@ def _row_ops(tools: Toolbox, chosen: frozenset[str]) -> RowOps:
         shared=StepShared(tools) if "experts" in chosen else None,
         attend=StepAttend(tools) if "attend" in chosen else None,
         index=StepIndex(tools) if "index" in chosen else None,
+        engram=StepEngram(tools) if "engram" in chosen else None,
     )

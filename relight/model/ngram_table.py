@@ -30,7 +30,10 @@ NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 simply read, and nobody knows where it came from."""
 
 Values = Callable[[], Tensor]
-"""Waits for rows that are on their way: their values side by side [n, c * d] float32."""
+"""Waits for rows that are on their way: their values side by side [n, c * d]."""
+
+Gather = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The values of rows of a table: as `engram.gather`."""
 
 
 class ReadCount:
@@ -47,9 +50,9 @@ class ReadCount:
 
 
 class NgramTable(Protocol):
-    def fetch(self, rows: Tensor) -> Values:
+    def fetch(self, rows: Tensor, gather: Gather = engram.gather) -> Values:
         """Begins to bring rows [n, c] int64; what it returns waits for them, and gives their values
-        on the same device."""
+        on the same device, as `gather` makes them of the table or of the part that was brought."""
         ...
 
 
@@ -58,8 +61,8 @@ class DeviceTable:
     data: Tensor  # [R, d] E4M3 bytes
     scale: Tensor  # [R, d / 32] UE8M0 bytes
 
-    def fetch(self, rows: Tensor) -> Values:
-        values = engram.gather(self.data, self.scale, rows)
+    def fetch(self, rows: Tensor, gather: Gather = engram.gather) -> Values:
+        values = gather(self.data, self.scale, rows)
         return lambda: values
 
 
@@ -70,12 +73,12 @@ class HostTable:
         assert data.device.type == scale.device.type == "cpu"
         self._data, self._scale, self._count = data, scale, count
 
-    def fetch(self, rows: Tensor) -> Values:
+    def fetch(self, rows: Tensor, gather: Gather = engram.gather) -> Values:
         listed, place = rows.unique(return_inverse=True)
         at = listed.cpu()
         data, scale = self._data.index_select(0, at), self._scale.index_select(0, at)
         self._count.add(len(at), len(at), data.nbytes + scale.nbytes)
-        values = engram.gather(data.to(rows.device), scale.to(rows.device), place)
+        values = gather(data.to(rows.device), scale.to(rows.device), place)
         return lambda: values
 
 
@@ -88,7 +91,7 @@ class FileTable:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="engram")
         self._count = count
 
-    def fetch(self, rows: Tensor) -> Values:
+    def fetch(self, rows: Tensor, gather: Gather = engram.gather) -> Values:
         """What it returns raises BadCheckpoint that names the file."""
         listed, place = rows.unique(return_inverse=True)
         at = listed.tolist()
@@ -104,7 +107,7 @@ class FileTable:
             hits = sum(map(all, zip(*(each.was_there() for each in reading), strict=True)))
             self._count.add(len(at), hits, sum(part.nbytes for part in read))
             data, scale = (part.to(rows.device) for part in read)
-            return engram.gather(data, scale, place)
+            return gather(data, scale, place)
 
         return values
 

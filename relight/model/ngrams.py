@@ -5,6 +5,8 @@ A sequence's last token ids lie in a ring, so that n-grams reach back across chu
 and a rewind is setting a length, as for all state.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from relight.base.specs import ModelConfig
 from relight.cache.layout import token_ring_rows
 from relight.kernels import engram
 from relight.kernels.linear import linear
+from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.addresses import NO_KEY, RingAddresses, ring_addresses
 from relight.model.inputs import Segment
 from relight.model.ngram_table import Values
@@ -51,21 +54,26 @@ class Ngrams:
         weights: EngramWeights,
         numerics: Numerics,
         boundary: torch.dtype,
+        ops: Ops = NO_KERNELS,
     ) -> None:
         self.config = config
         self.weights = weights
         self.numerics = numerics
         self.boundary = boundary
+        self.ops = ops
 
-    def recall(self, classes: Tensor) -> Values:
+    def recall(self, classes: Tensor, segment: Segment) -> Values:
         """Begins to bring the table's rows for the classes [rows, N]: they hang on the token ids
         alone, so they may come while the layers before run."""
-        w = self.weights
-        return w.table.fetch(engram.table_rows(classes, w.factors, w.primes))
+        w, fast = self.weights, self.ops.of(segment.family).engram
+        rows = engram.table_rows(classes, w.factors, w.primes, fast)
+        return w.table.fetch(rows, partial(engram.gather, boundary=self.boundary, fast=fast))
 
     def forward(self, streams: Tensor, recalled: Values, segment: Segment) -> Tensor:
         """streams [rows, hc, D] -> the streams with what was remembered. Raises BadCheckpoint if
         rows could not be read."""
-        w, values = self.weights, recalled().to(self.boundary)  # [rows, C * d_e]
-        mapped = linear(values, w.wkv, segment.family, self.numerics.quantised, self.boundary)
-        return engram.gate(streams, mapped, w.gain, self.config.rms_norm_eps, self.boundary)
+        w, family, eps = self.weights, segment.family, self.config.rms_norm_eps
+        values = recalled()  # [rows, C * d_e]
+        mapped = linear(values, w.wkv, family, self.numerics.quantised, self.boundary)
+        fast = self.ops.of(family).engram
+        return engram.gate(streams, mapped, w.gain, eps, self.boundary, fast)

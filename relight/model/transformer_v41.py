@@ -47,7 +47,7 @@ class BlockV41:
         self.mhc = Mhc(config, boundary, ops)
         self.ngrams = None
         if weights.engram:
-            self.ngrams = Ngrams(config, weights.engram, numerics, boundary)
+            self.ngrams = Ngrams(config, weights.engram, numerics, boundary, ops)
 
     def recall(self, streams: Tensor, recalled: Values | None, segment: Segment) -> Tensor:
         """streams [rows, hc, D] with what the layer's table holds, if it has one."""
@@ -153,7 +153,7 @@ class TransformerV41:
         if not rings:
             return [None] * len(blocks)
         classes = store_tokens(self.config, segment, rings[0], self.weights.token_classes)
-        return [block.ngrams.recall(classes) if block.ngrams else None for block in blocks]
+        return [block.ngrams.recall(classes, segment) if block.ngrams else None for block in blocks]
 
     def embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The embedding in every stream [rows, hc, D], of which the first attention reads one."""

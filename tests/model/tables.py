@@ -15,7 +15,7 @@ from relight.base.config import read_config
 from relight.base.engram import table_rows
 from relight.base.headers import StoredTensor
 from relight.kernels import engram
-from relight.model.ngram_table import Values
+from relight.model.ngram_table import Gather, Values
 from tests.model.harness import GOLDEN
 
 SOURCE = GOLDEN / "v41" / "checkpoint"
@@ -92,11 +92,11 @@ class MadeTable:
     def __init__(self) -> None:
         self.looked_up: list[list[int]] = []
 
-    def fetch(self, rows: Tensor) -> Values:
+    def fetch(self, rows: Tensor, gather: Gather = engram.gather) -> Values:
         listed, place = rows.unique(return_inverse=True)
         self.looked_up.append(listed.tolist())
         data, scale = row_bytes(listed)
-        values = engram.gather(data, scale, place)
+        values = gather(data, scale, place)
         return lambda: values
 
     def write(self, data: StoredTensor, scale: StoredTensor) -> None:

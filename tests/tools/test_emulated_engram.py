@@ -51,12 +51,15 @@ def test_hashes_are_those_of_the_definition_for_any_number_of_orders(tools: Tool
         assert torch.equal(StepEngram(tools).table_rows(classes, factors, primes), wanted)
 
 
+@pytest.mark.parametrize("width", [256, 32, 96])
 @pytest.mark.parametrize("boundary", [torch.float32, torch.bfloat16])
-def test_looked_up_values_are_exact_from_a_table_and_from_a_part_of_it(tools, boundary) -> None:
+def test_looked_up_values_are_exact_from_a_table_and_from_a_part_of_it(
+    tools: Toolbox, boundary: torch.dtype, width: int
+) -> None:
     """Every code and every scale that a bf16 holds, NaN too."""
-    codes = torch.arange(256, dtype=torch.uint8).repeat(20).view(20, 256)
-    scale = torch.randint(20, 240, (20, 8), dtype=torch.uint8)
-    scale[3, 2] = 255
+    codes = (torch.arange(20 * width) % 256).to(torch.uint8).view(20, width)
+    scale = torch.randint(20, 240, (20, width // 32), dtype=torch.uint8)
+    scale[3, -1] = 255
     fast, rows = StepEngram(tools), torch.tensor([[3, 19, 0], [7, 3, 3]])
     assert fast.takes_table(codes, scale)
     found = fast.gather(codes, scale, rows, boundary)

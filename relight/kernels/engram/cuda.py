@@ -15,12 +15,10 @@ GROUP = 32
 ROWS_THREADS, GATHER_THREADS, GATHERED = 32, 256, 4
 """Values that a thread of `gather` brings."""
 
-V41_WIDTH, V41_ROW = 5120, 256
+V41_WIDTH = 5120
 
-
-def gather_block(width: int) -> Block:
-    """A table's row, of which no sum is taken: only its width counts."""
-    return Block(width, 32)
+ANY = Block(64, 32)
+"""Of kernels that hold no vector."""
 
 
 def block(width: int) -> Block | None:
@@ -29,11 +27,11 @@ def block(width: int) -> Block | None:
 
 
 def table_rows(form: Form) -> Kernel:
-    return _kernel("rows", "table_rows", form, Block(64, 32), torch.float32)
+    return _kernel("rows", "table_rows", form, ANY, torch.float32)
 
 
-def gather(form: Form, width: int, boundary: torch.dtype) -> Kernel:
-    return _kernel(f"gather {width}", "gather", form, gather_block(width), boundary)
+def gather(form: Form, boundary: torch.dtype) -> Kernel:
+    return _kernel("gather", "gather", form, ANY, boundary)
 
 
 def gate(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
@@ -50,5 +48,4 @@ def kernels(form: Form) -> list[Kernel]:
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     held = block(V41_WIDTH)
     assert held is not None
-    some = [table_rows(form), gather(form, V41_ROW, boundary)]
-    return [*some, gate(form, held, boundary)]
+    return [table_rows(form), gather(form, boundary), gate(form, held, boundary)]

@@ -1,6 +1,6 @@
 // n-grams for the rows of a step: which rows of a table they are, the values of those rows, and how much of them each stream takes.
 //
-// The macros of `row.cuh`; WIDTH is that of a stream, of `gather` that of a row of the table.
+// The macros of `row.cuh`; WIDTH is that of a stream.
 #include "row.cuh"
 
 // classes [n, N], factors [N], primes [N - 1, heads] -> rows [n, (N - 1) * heads]. Grid: n.
@@ -17,22 +17,24 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// table [R, WIDTH] E4M3 with scale [R, WIDTH / 32] UE8M0, rows [n, columns] -> y [n, columns * WIDTH]. Four values a thread. Grid: n, values by 1024.
+// table [R, width] E4M3 with scale [R, width / 32] UE8M0, rows [n, columns] -> y [n, columns * width]. Four values a thread. Grid:
+// n, values by 1024. A table that was mapped may begin at any byte.
 D float from_e4m3(u32 b) {
   const bool sick = (b & 0x7F) == 0x7F;
   return sick ? __uint_as_float(0x7FC00000u) : __uint_as_float((b & 0x80) << 24 | (b & 0x7F) << 20) * 0x1p120f;
 }
 extern "C" __global__ void __launch_bounds__(256)
-    gather(const u8* table, const u8* scale, const i64* rows, Out* y, int columns) {
-  const int at = (blockIdx.y * 256 + threadIdx.x) * 4, column = at / WIDTH, within = at % WIDTH;
+    gather(const u8* table, const u8* scale, const i64* rows, Out* y, int columns, int width) {
+  const int at = (blockIdx.y * 256 + threadIdx.x) * 4, column = at / width, within = at % width;
   wait_for_previous();
   if (column >= columns) return;
   const i64 row = rows[(i64)blockIdx.x * columns + column];
-  const u32 e = scale[row * (WIDTH / 32) + within / 32], w = *(const u32*)(table + row * WIDTH + within);
+  const u8* from = table + row * width + within;
+  const u32 e = scale[row * (width / 32) + within / 32];
   const float up = __uint_as_float(e == 255 ? 0x7FC00000u : e ? e << 23 : 0x400000u);
-  Out* to = y + (i64)blockIdx.x * columns * WIDTH + at;
+  Out* to = y + (i64)blockIdx.x * columns * width + at;
   UNROLL for (int i = 0; i < 4; i += 2) {
-    const float both[2] = {mul(from_e4m3(w >> 8 * i & 255), up), mul(from_e4m3(w >> 8 * i + 8 & 255), up)};
+    const float both[2] = {mul(from_e4m3(from[i]), up), mul(from_e4m3(from[i + 1]), up)};
     write_pair(to + i, both);
   }
 }

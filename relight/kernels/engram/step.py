@@ -26,8 +26,8 @@ class StepEngram:
 
     def takes_table(self, table: Tensor, scale: Tensor) -> bool:
         """table [R, d] and scale [R, d / 32]."""
-        whole = table.is_contiguous() and scale.is_contiguous() and table.data_ptr() % 4 == 0
-        return whole and table.shape[1] % (2 * cuda.GROUP) == 0
+        whole = table.is_contiguous() and scale.is_contiguous()
+        return whole and table.shape[1] % cuda.GROUP == 0
 
     def table_rows(self, classes: Tensor, factors: Tensor, primes: Tensor) -> Tensor:
         """As `engram.table_rows`: classes [n, N] -> [n, (N - 1) * heads]."""
@@ -45,10 +45,10 @@ class StepEngram:
         (n, columns), width = rows.shape, table.shape[1]
         values = torch.empty((n, columns * width), dtype=boundary, device=table.device)
         if n:
-            kernel = cuda.gather(self._tools.form, width, boundary)
+            kernel = cuda.gather(self._tools.form, boundary)
             launch = self._tools.load(kernel, cuda.GATHER_THREADS)
             blocks = -(-columns * width // (cuda.GATHERED * cuda.GATHER_THREADS))
-            launch((n, blocks), table, scale, rows.contiguous(), values, columns)
+            launch((n, blocks), table, scale, rows.contiguous(), values, columns, width)
         return values
 
     def gate(self, streams: Tensor, mapped: Tensor, gain: Tensor, eps: float) -> Tensor:
