@@ -33,10 +33,10 @@ ENGRAM = Variant("engram", "step", "cuda", ALL, "engram" in PROVEN)
 SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM)
 GIVEN = {
     one.op: Variant(one.op, "prefill", "cuda", ALL)
-    for one in (EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE)
+    for one in (LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE)
 }
-"""Of ops whose kernels serve given rows as they are, by op; of experts what goes on around them. A
-draw has no family."""
+"""By op. Products have kernels of their own for given rows, all else serves them as it is. A draw
+has no family."""
 
 VARIANTS = (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL, *GIVEN.values())
 

@@ -7,19 +7,24 @@ nearly equal sums a few fall on different sides.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from relight.base.numerics import Family
 from relight.kernels.canary import Trial
-from relight.kernels.codec import DenseWeight, Fp8Weight, StackedFp4
-from relight.kernels.cuda_tools import EXPERTS, LINEAR
+from relight.kernels.codec import DenseWeight, FastLinear, Fp8Weight, StackedFp4
+from relight.kernels.cuda_tools import EXPERTS, GIVEN, LINEAR
 from relight.kernels.experts import Experts, experts
 from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
+from relight.kernels.experts.given import GivenExperts
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear import grouped, linear
 from relight.kernels.linear.cuda import V4_LENGTHS, V41_LENGTHS
+from relight.kernels.linear.given import GivenLinear
 from relight.kernels.linear.step import StepLinear
+from relight.kernels.select import Variant
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_between import given_trials
 from relight.kernels.trials_engram import engram_trials
@@ -31,6 +36,7 @@ EXPERTS_TOLERANCE = 5e-3
 """A hidden value that falls on the other side of an E4M3 step differs by 2^-4; few do."""
 
 ROWS = 9  # more than a tile of tokens
+GIVEN_ROWS = 150  # likewise
 
 LENGTHS = {128: V4_LENGTHS, 32: V41_LENGTHS}
 
@@ -64,6 +70,52 @@ def tokens(rows: int, inner: int, device: torch.device, dtype: torch.dtype) -> T
     return (torch.randn(rows, inner, device=device) * sizes).to(dtype)
 
 
+@dataclass(frozen=True)
+class _Products:
+    """Trials of the products of one family, of so many rows."""
+
+    fast: FastLinear
+    variant: Variant
+    rows: int
+    device: torch.device
+
+    def packed(self, outputs: int, inner: int, block: int, boundary: torch.dtype) -> Trial:
+        fast, family = self.fast, self.variant.family
+        w = fp8_weight(outputs, inner, self.device, block)
+        return Trial(
+            self.variant,
+            f"FP8 by {block} [{outputs}, {inner}]",
+            lambda: tokens(self.rows, inner, self.device, boundary),
+            lambda x: fast.linear(x, w, boundary),
+            lambda x: linear(x, w, family, True, boundary),
+            TO_BF16 if boundary == torch.bfloat16 else TO_F32,
+        )
+
+    def grouped(self, outputs: int, inner: int, block: int) -> Trial:
+        fast, family, bf16 = self.fast, self.variant.family, torch.bfloat16
+        w = fp8_weight(outputs, inner, self.device, block)
+        return Trial(
+            self.variant,
+            f"FP8 by {block} in 4 groups [{outputs}, {inner}]",
+            lambda: tokens(self.rows, 4 * inner, self.device, bf16).view(self.rows, 4, inner),
+            lambda x: fast.grouped(x, w, bf16),
+            lambda x: grouped(x, w, family, bf16),
+            TO_BF16,
+        )
+
+    def dense(self, outputs: int, inner: int) -> Trial:
+        fast, family = self.fast, self.variant.family
+        w = DenseWeight(torch.randn(outputs, inner, device=self.device).to(torch.bfloat16))
+        return Trial(
+            self.variant,
+            f"bf16 [{outputs}, {inner}]",
+            lambda: tokens(self.rows, inner, self.device, torch.bfloat16),
+            lambda x: fast.linear(x, w, torch.float32),
+            lambda x: linear(x, w, family, False, torch.float32),
+            TO_F32,
+        )
+
+
 def linear_trials(
     tools: Toolbox,
     device: torch.device,
@@ -72,52 +124,35 @@ def linear_trials(
 ) -> list[Trial]:
     """`lengths` of rows by the block of their scales."""
     form, fast = tools.form, StepLinear(tools)
+    made = _Products(fast, LINEAR, ROWS, device)
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    tolerance = TO_BF16 if form.bf16 else TO_F32
-
-    def trial(inner: int, block: int) -> Trial:
-        w = fp8_weight(outputs, inner, device, block)
-        return Trial(
-            LINEAR,
-            f"FP8 by {block} [{outputs}, {inner}]",
-            lambda: tokens(ROWS, inner, device, boundary),
-            lambda x: fast.linear(x, w, boundary),
-            lambda x: linear(x, w, "step", True, boundary),
-            tolerance,
-        )
-
-    found = [trial(inner, block) for block, some in lengths.items() for inner in some]
+    found = [
+        made.packed(outputs, inner, block, boundary)
+        for block, some in lengths.items()
+        for inner in some
+    ]
     if not form.bf16:
         return found + _half_trials(fast, device, outputs)
     return (
         found
-        + [_wide_trial(fast, device, outputs, block) for block in lengths]
-        + [_dense_trial(fast, device, outputs, inner) for inner in (512, 5120, 4096)]
+        + [made.grouped(outputs, 4096, block) for block in lengths]
+        + [made.dense(outputs, inner) for inner in (512, 5120, 4096)]
     )
 
 
-def _wide_trial(fast: StepLinear, device: torch.device, outputs: int, block: int) -> Trial:
-    bf16, w = torch.bfloat16, fp8_weight(outputs, 4096, device, block)
-    return Trial(
-        LINEAR,
-        f"FP8 by {block} in 4 groups [{outputs}, 4096]",
-        lambda: tokens(ROWS, 4 * 4096, device, bf16).view(ROWS, 4, 4096),
-        lambda x: fast.grouped(x, w, bf16),
-        lambda x: grouped(x, w, "step", bf16),
-        TO_BF16,
-    )
-
-
-def _dense_trial(fast: StepLinear, device: torch.device, outputs: int, inner: int) -> Trial:
-    w = DenseWeight(torch.randn(outputs, inner, device=device).to(torch.bfloat16))
-    return Trial(
-        LINEAR,
-        f"bf16 [{outputs}, {inner}]",
-        lambda: tokens(ROWS, inner, device, torch.bfloat16),
-        lambda x: fast.linear(x, w, torch.float32),
-        lambda x: linear(x, w, "step", False, torch.float32),
-        TO_F32,
-    )
+def given_linear_trials(
+    tools: Toolbox, device: torch.device, many: int = 16_384, few: int = 512
+) -> list[Trial]:
+    """With `many` outputs a row among others is in a wide tile and alone in a narrow one."""
+    given = _Products(GivenLinear(tools), GIVEN[LINEAR.op], GIVEN_ROWS, device)
+    bf16 = tools.form.bf16
+    boundary = torch.bfloat16 if bf16 else torch.float32
+    found = [given.packed(many, 1024, 128, boundary), given.packed(few, 8192, 128, boundary)]
+    if bf16:
+        found += [given.packed(many, 1280, 32, boundary), given.packed(few, 5120, 32, boundary)]
+        found += [given.grouped(many, 1024, 128), given.grouped(few, 4096, 32)]
+        found += [given.dense(many, 1024), given.dense(few // 2, 4096)]
+    return found
 
 
 def _half_trials(fast: StepLinear, device: torch.device, outputs: int) -> list[Trial]:
@@ -142,6 +177,7 @@ def experts_trial(
     slots: int = 6,
     widths: tuple[int, int] = V4_WIDTHS,
     act_block: int = 128,
+    family: Family = "step",
 ) -> Trial:
     """Few experts, so that rows share them. What a row chooses hangs on its first value, so that
     it chooses the same alone."""
@@ -149,7 +185,8 @@ def experts_trial(
     width, inner = widths
     up, gate = (fp4_stack(count, inner, width, device, act_block) for _ in range(2))
     stacks = Experts(gate, up, fp4_stack(count, width, inner, device, act_block))
-    fast = StepExperts(tools)
+    fast = StepExperts(tools) if family == "step" else GivenExperts(tools)
+    rows = ROWS if family == "step" else GIVEN_ROWS
     parts = (stacks.w1, stacks.w3, stacks.w2)
 
     def routed(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,11 +195,11 @@ def experts_trial(
         return ids, (first[:, :slots] % 13 + 1).float() / 13
 
     return Trial(
-        EXPERTS,
+        EXPERTS if family == "step" else GIVEN[EXPERTS.op],
         f"FP4 by {act_block}, {slots} of {count}",
-        lambda: tokens(ROWS, width, device, boundary),
+        lambda: tokens(rows, width, device, boundary),
         lambda x: fast.experts(x, *routed(x), *parts, 10.0, boundary),
-        lambda x: experts(x, *routed(x), stacks, 10.0, "step", True, boundary),
+        lambda x: experts(x, *routed(x), stacks, 10.0, family, True, boundary),
         EXPERTS_TOLERANCE,
     )
 
@@ -171,6 +208,8 @@ def trials(tools: Toolbox, device: torch.device) -> list[Trial]:
     """Those of the canary."""
     fine = experts_trial(tools, device, widths=V41_WIDTHS, act_block=32)
     products = [*linear_trials(tools, device), experts_trial(tools, device), fine]
+    given = [*given_linear_trials(tools, device), *given_trials(tools, device)]
+    given.append(experts_trial(tools, device, family="prefill"))
     between = [*small_trials(tools, device), *engram_trials(tools, device)]
     made = [*products, *sparse_trials(tools, device), *between]
-    return [*made, *given_trials(tools, device)]
+    return [*made, *given]
