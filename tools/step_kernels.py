@@ -6,7 +6,8 @@ Writes the file as it goes, to be committed as docs/gpu/step_kernels.json: devic
 hash of the sources, registers and spills, the error of every trial and whether rows keep their bits
 (also of the form for Volta, whose PTX the driver compiles), and for each shape the time with its
 share of a read-only stream measured in the same run. Weights rotate through more than a cache
-holds; experts are drawn anew for each launch. Exits with 1 if a check failed.
+holds; experts are drawn anew for each launch. Products of given rows are shares of the rate at
+which torch multiplies bf16, beside torch with decoded weights. Exits with 1 if a check failed.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from relight.kernels.small import stream_read
 from relight.kernels.testing import same_bits
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
+from tools import given_products
 from tools.small_kernels import pairs
 from tools.sources import sources_hash
 from tools.step_sparse import cases
@@ -103,7 +105,9 @@ def checked(tools: Toolbox, device: torch.device, what: str) -> list[dict[str, o
     a line, too."""
     found = []
     for trial in trials(tools, device):
-        line: dict[str, object] = {"form": what, "op": trial.variant.op, "shape": trial.shape}
+        variant = trial.variant
+        line: dict[str, object] = {"form": what, "op": variant.op, "family": variant.family}
+        line["shape"] = trial.shape
         try:
             x = trial.inputs()
             error = relative_error(trial.kernel(x), trial.reference(x))
@@ -223,6 +227,30 @@ def sparse(bench: Bench) -> list[dict[str, object]]:
     return found
 
 
+def given(bench: Bench) -> list[dict[str, object]]:
+    """Products of given rows."""
+    run, flop = given_products.rate_run(bench.device)
+    rate = flop / graph_us([run] * 4)  # in a microsecond
+    say(f"torch multiplies bf16 at {rate / 1e6:.0f} TFLOP/s")
+    found = []
+    for case in given_products.cases(bench.tools, bench.device):
+        us, peer = graph_us(case.runs), graph_us(case.peers)
+        line: dict[str, object] = {
+            "name": f"given {case.name}",
+            "rows": case.rows,
+            "us": round(us, 2),
+            "tflops": round(case.flop / us / 1e6, 1),
+            "share_of_rate": round(case.flop / us / rate, 3),
+            "torch_tflops": round(rate / 1e6, 1),
+            "peer_us": round(peer, 2),
+        }
+        if case.rounding:
+            line["with_quantisation_us"] = round(graph_us(case.rounding), 2)
+        say(f"time {line}")
+        found.append(line)
+    return found
+
+
 def drawn(rows: int, device: torch.device) -> Tensor:
     some = [torch.randperm(EXPERTS)[:SLOTS].sort().values for _ in range(rows)]
     return torch.stack(some).to(device)
@@ -289,7 +317,7 @@ def main() -> None:
         read = stream_us(tools, device, 2**30, 1)
         bench = Bench(device, tools, 2**30 / read * 1e6)
         result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
-        for part in (sparse, linears, grouped, head, routed, small):
+        for part in (sparse, given, linears, grouped, head, routed, small):
             if time.monotonic() > deadline:
                 say(f"no time was left for {part.__name__}")
                 continue
