@@ -1,5 +1,5 @@
-"""What the small ops of one layer of V4-Flash do in a step, by kernels and by their definitions, to
-be timed by `tools.step_kernels`."""
+"""What the small ops of one layer of V4-Flash do in a step and with a chunk of a prompt, by kernels
+and by their definitions, to be timed by `tools.step_kernels`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from relight.base.formats import RowFormat, index_row, kv_row
+from relight.base.numerics import Family
 from relight.kernels import hyper, store
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, Raw, StepCompress
+from relight.kernels.compress.step import Groups, Own, Raw, StepCompress
+from relight.kernels.experts import swiglu
+from relight.kernels.experts.shared import StepShared
 from relight.kernels.hyper.step import StepHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
@@ -20,6 +23,7 @@ from relight.kernels.route.step import StepRoute
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams, sample
 from relight.kernels.sample.step import StepSample
+from relight.kernels.store.step import StepStore
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import StepVectors
 
@@ -39,15 +43,31 @@ class Pair:
 
 
 def pairs(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
+    """Of made rows, each of a sequence of its own."""
+    shapes = ((4, kv_row(KV, 64)), (128, kv_row(KV, 64)), (4, index_row(INDEX)))
     return [
-        *_hyper(tools, device, rows),
+        *_hyper(tools, device, rows, "step"),
         *_vectors(tools, device, rows),
-        *_compress(tools, device, rows),
-        *_rest(tools, device, rows),
+        *(_compressor(tools, device, rows, *shape) for shape in shapes),
+        _routing(tools, device, rows),
+        _drawing(tools, device, rows),
     ]
 
 
-def _hyper(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
+def given_pairs(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
+    """Of given rows, all of one sequence."""
+    shapes = ((4, kv_row(KV, 64)), (128, kv_row(KV, 64)), (4, index_row(INDEX)))
+    return [
+        *_hyper(tools, device, rows, "prefill"),
+        *_vectors(tools, device, rows),
+        *(_given_compressor(tools, device, rows, *shape) for shape in shapes),
+        _copying(tools, device, rows),
+        _routing(tools, device, rows),
+        *_shared(tools, device, rows),
+    ]
+
+
+def _hyper(tools: Toolbox, device: torch.device, rows: int, family: Family) -> list[Pair]:
     fast = StepHyper(tools)
     streams = torch.randn(rows, HC, WIDTH, device=device).to(BF16)
     out = streams[:, 0].contiguous()
@@ -55,10 +75,10 @@ def _hyper(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
     base, scale = torch.randn(24, device=device), torch.rand(3, device=device)
     norm = torch.rand(WIDTH, device=device)
     parts = (streams, fn, base, scale)
-    mix = hyper.mix(*parts, iterations=20, eps=EPS, norm_eps=EPS, family="step")
+    mix = hyper.mix(*parts, iterations=20, eps=EPS, norm_eps=EPS, family=family)
 
     def definition() -> Tensor:
-        found = hyper.mix(*parts, iterations=20, eps=EPS, norm_eps=EPS, family="step")
+        found = hyper.mix(*parts, iterations=20, eps=EPS, norm_eps=EPS, family=family)
         return rms_norm(hyper.collapse(streams, found.pre, BF16), norm, EPS, BF16)
 
     return [
@@ -124,11 +144,6 @@ def _vectors(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
     ]
 
 
-def _compress(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
-    shapes = ((4, kv_row(KV, 64)), (128, kv_row(KV, 64)), (4, index_row(INDEX)))
-    return [_compressor(tools, device, rows, *shape) for shape in shapes]
-
-
 def _compressor(
     tools: Toolbox, device: torch.device, rows: int, ratio: int, stored: RowFormat
 ) -> Pair:
@@ -160,20 +175,86 @@ def _compressor(
     return Pair(f"compressor {ratio} to {stored.name}", 2, kernel, definition)
 
 
-def _rest(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
+def _given_compressor(
+    tools: Toolbox, device: torch.device, rows: int, ratio: int, stored: RowFormat
+) -> Pair:
+    """Groups are read as they were projected, and the last rows are kept."""
+    fast, halves, dim = StepCompress(tools), 2 if ratio == 4 else 1, stored.dim
+    members, channels = halves * ratio, halves * dim
+    ring = torch.randn(1, members + 16, 2 * channels, device=device)
+    values, gates = torch.randn(2, rows, channels, device=device)
+    ape, norm = torch.rand(ratio, channels, device=device), torch.rand(dim, device=device)
+    at, turn = torch.arange(rows, device=device) + 128 * 90, torch.rand(32, device=device)
+    raw, none = Raw(values, gates, ape, at), torch.zeros(1, dtype=torch.int64, device=device)
+    kept = torch.arange(rows, device=device)[-ring.shape[1] :]
+    entry = torch.arange(rows // ratio, device=device)
+    into = Rows.empty(stored, len(entry) + 1, device)
+    groups = Groups(entry + 128 * 90 // ratio, torch.zeros_like(entry), entry + 1)
+
+    def kernel() -> None:
+        own = Own(raw, at[:1], none)
+        fast.close(ring, ratio, none, groups, norm, EPS, turn, into, BF16, own)
+        fast.put_raw(raw, at[kept] % ring.shape[1], ring, kept)
+
+    def definition() -> None:
+        weighed_by = gates + ape[at % ratio]
+        picked, shares = (
+            x[:, :dim].unflatten(0, (-1, ratio)).repeat(1, halves, 1) for x in (values, weighed_by)
+        )
+        latent = pool(picked, shares, norm, EPS, BF16)
+        latent = rotate(latent, groups.entry * ratio, turn, boundary=BF16)
+        if stored.name == "fp4":
+            latent = hadamard(latent, BF16)
+        store.put(into, groups.place, latent)
+
+    return Pair(f"compressor {ratio} to {stored.name}", 2, kernel, definition)
+
+
+def _copying(tools: Toolbox, device: torch.device, rows: int) -> Pair:
+    fast = StepStore(tools)
+    source, target = (Rows.empty(kv_row(KV, 64), rows, device) for _ in range(2))
+    at = torch.arange(rows, device=device)
+    given = (source, at, target, at.flip(0))
+    return Pair("rows moved", 1, lambda: store.copy(*given, fast), lambda: store.copy(*given))
+
+
+def _shared(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
+    fast = StepShared(tools)
+    gate, up = torch.randn(2, rows, 2048, device=device).to(BF16)
+    routed = torch.randn(rows, WIDTH, device=device)
+    out = routed.to(BF16)
+    return [
+        Pair(
+            "shared expert gated",
+            1,
+            lambda: fast.swiglu(gate, up, 10.0),
+            lambda: swiglu(gate, up, 10.0, BF16),
+        ),
+        Pair(
+            "shared expert added",
+            1,
+            lambda: fast.add(routed, out),
+            lambda: (routed + out.float()).to(BF16),
+        ),
+    ]
+
+
+def _routing(tools: Toolbox, device: torch.device, rows: int) -> Pair:
     logits, bias = torch.randn(rows, 256, device=device), torch.randn(256, device=device)
     how = {"bias": bias, "table": None, "token_ids": None}
+    router = StepRoute(tools)
+    return Pair(
+        "routing",
+        1,
+        lambda: router.route(logits, 6, 1.5, **how),
+        lambda: route(logits, 6, 1.5, **how),
+    )
+
+
+def _drawing(tools: Toolbox, device: torch.device, rows: int) -> Pair:
     vocab = torch.randn(rows, VOCAB, device=device)
     key, some = torch.arange(rows, device=device), torch.arange(rows, device=device)
     one, none = torch.ones(rows, device=device), torch.zeros_like(key)
     params = SampleParams(one, one, none, 0 * one, key, none, key, some, some[:0])
-    router, draw = StepRoute(tools), StepSample(tools)
-    return [
-        Pair(
-            "routing",
-            1,
-            lambda: router.route(logits, 6, 1.5, **how),
-            lambda: route(logits, 6, 1.5, **how),
-        ),
-        Pair("drawing", 3, lambda: draw.draw(vocab, params), lambda: sample(vocab, params)),
-    ]
+    draw = StepSample(tools)
+    return Pair("drawing", 3, lambda: draw.draw(vocab, params), lambda: sample(vocab, params))

@@ -40,9 +40,9 @@ from relight.kernels.testing import same_bits
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
 from tools import given_products
-from tools.small_kernels import pairs
+from tools.small_kernels import given_pairs, pairs
 from tools.sources import sources_hash
-from tools.step_sparse import cases
+from tools.step_sparse import GIVEN_ROWS, cases, given_cases
 
 BF16 = torch.bfloat16
 WIDTHS = (1, 6, 8, 16)
@@ -227,6 +227,20 @@ def sparse(bench: Bench) -> list[dict[str, object]]:
     return found
 
 
+def given_between(bench: Bench) -> list[dict[str, object]]:
+    """What lies between products of a chunk of one prompt, also as a share of one of its rows."""
+    found = []
+    for case in given_cases(bench.tools, bench.device):
+        us = graph_us(case.runs, replays=5)
+        more = {"ns_a_row": 1e3 * us / case.rows}
+        found.append(line_of(bench, case.name, case.rows, case.nbytes, us, None, **more))
+    for pair in given_pairs(bench.tools, bench.device, GIVEN_ROWS):
+        us, definition = graph_us([pair.kernel] * 4), graph_us([pair.definition], replays=3)
+        more = {"ns_a_row": 1e3 * us / GIVEN_ROWS, "definition_us": definition}
+        found.append(line_of(bench, f"given {pair.name}", GIVEN_ROWS, 0, us, None, **more))
+    return found
+
+
 def given(bench: Bench) -> list[dict[str, object]]:
     """Products of given rows."""
     run, flop = given_products.rate_run(bench.device)
@@ -317,7 +331,7 @@ def main() -> None:
         read = stream_us(tools, device, 2**30, 1)
         bench = Bench(device, tools, 2**30 / read * 1e6)
         result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
-        for part in (sparse, given, linears, grouped, head, routed, small):
+        for part in (sparse, given, given_between, linears, grouped, head, routed, small):
             if time.monotonic() > deadline:
                 say(f"no time was left for {part.__name__}")
                 continue

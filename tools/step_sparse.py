@@ -17,7 +17,7 @@ from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
 from relight.kernels.toolbox import Toolbox
 
-WIDTHS = (1, 6, 8, 16)
+WIDTHS, GIVEN_ROWS = (1, 6, 8, 16), 2048
 WINDOW, LISTED, RING = 128, 192, 144
 CHOSEN, STORED = 512, 32_768
 CONTEXTS = (8_192, 131_072)
@@ -52,6 +52,48 @@ def cases(tools: Toolbox, device: torch.device) -> Iterator[Case]:
             scores, both = indexer(tools, rows, keys, count)
             yield Case(f"index scores, {context:,} tokens", rows, nbytes, scores)
             yield Case(f"index, {context:,} tokens", rows, nbytes, both)
+
+
+def given_cases(tools: Toolbox, device: torch.device) -> Iterator[Case]:
+    """Of a chunk of one prompt. Rows share what they list, so bytes are those of the whole store
+    and of the window, each once."""
+    for name, shape in zip(("V4", "V4.1"), attend_cuda.shapes(tools.form), strict=True):
+        run = given_attention(tools, shape, device)
+        nbytes = (WINDOW + GIVEN_ROWS) * shape.window.bytes + STORED * shape.entries.bytes
+        yield Case(f"given attend {name}, {WINDOW} + {CHOSEN} keys", GIVEN_ROWS, nbytes, [run])
+    for context in CONTEXTS:
+        count = context // RATIO
+        asked, fast = given_asked(count, device), StepIndex(tools)
+        nbytes = count * (asked.keys.format.bytes + 8)
+        scores, both = partial(fast.scores, asked), partial(fast.select, asked, CHOSEN)
+        yield Case(f"given index scores, {context:,} tokens", GIVEN_ROWS, nbytes, [scores])
+        yield Case(f"given index, {context:,} tokens", GIVEN_ROWS, nbytes, [both])
+
+
+def given_asked(count: int, device: torch.device) -> Asked:
+    """By rows that all see so many entries of one sequence."""
+    q = fp4_grid(torch.randn(GIVEN_ROWS, 64, 128, device=device))
+    weights = torch.randn(GIVEN_ROWS, 64, device=device)
+    keys, places = packed(index_row(128), count, device), torch.arange(count, device=device)
+    seen = torch.full((GIVEN_ROWS,), count, device=device)
+    one, counts = torch.zeros_like(seen), (GIVEN_ROWS,)
+    return Asked(q, weights, keys, places.unsqueeze(0), counts, one, seen, "prefill")
+
+
+def given_attention(
+    tools: Toolbox, shape: attend_cuda.Shape, device: torch.device
+) -> Callable[[], object]:
+    """Each row sees the one before it and 127 more, and entries of its own choice."""
+    rows, fast = GIVEN_ROWS, StepAttend(tools)
+    q = torch.randn(rows, shape.heads, shape.dim, device=device).to(shape.dtype)
+    window = packed(shape.window, WINDOW + rows, device)
+    entries = packed(shape.entries, STORED, device)
+    listed = torch.arange(LISTED, device=device)
+    near = torch.arange(rows, device=device).unsqueeze(1) + listed
+    near = torch.where(listed < WINDOW, near, -1)
+    far = torch.rand(rows, STORED, device=device).topk(CHOSEN, 1).indices.sort(1).values
+    keys, sink = Keys(window, near, entries, far), torch.randn(shape.heads, device=device)
+    return partial(fast.attend, q, keys, sink, shape.dim**-0.5)
 
 
 def attention(
