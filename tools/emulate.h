@@ -109,10 +109,14 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return found;
 }
 
-// Copies past the registers land as late as they may: when their lane waits for them.
+// Copies past the registers land as late as they may, when their lane waits for them; those of odd lanes land at once.
 static struct Copy { void* to; const void* from; int size; } copies[turns::MOST][256];
 static int copies_asked[turns::MOST], groups_sent[turns::MOST], copies_in[turns::MOST][16];
 inline void copy_later(void* to, const void* from, int size) {
+  if (threadIdx.x & 1) {
+    memcpy(to, from, size);
+    return;
+  }
   const int at = copies_asked[threadIdx.x]++;
   if (at == 256) abort();
   copies[threadIdx.x][at] = {to, from, size};

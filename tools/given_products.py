@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from relight.kernels.codec import DenseWeight, Fp8Weight
+from relight.kernels.codec import DenseWeight, Fp8Weight, Weight
 from relight.kernels.linear.given import GivenLinear
+from relight.kernels.tiles import Tile
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp8_weight, tokens
 
@@ -82,6 +83,41 @@ def _by_group(w: Fp8Weight) -> Tensor:
 
 def _group_peer(x: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("ngk,grk->ngr", x, w)
+
+
+class ByTile(GivenLinear):
+    """With one tile for all."""
+
+    def __init__(self, tools: Toolbox, tile: Tile) -> None:
+        super().__init__(tools)
+        self._one = tile
+
+    def _tile(self, rows: int, w: Weight, x_bytes: int) -> Tile:
+        return self._one
+
+
+def tried(tools: Toolbox, device: torch.device) -> Iterator[Case]:
+    """Other tiles and stages than those that are taken, and tokens as values where codes are: what
+    might be faster for many rows. All give the same bits."""
+    rows, outputs, inner = 8192, 4096, 8192
+    w, x = fp8_weight(outputs, inner, device), tokens(rows, inner, device, BF16)
+    values = tools.round(x, 128)
+    codes, scales = tools.quantise(x)
+    for name, x_bytes, (row_warps, token_warps, token_tiles, blocks, stages) in (
+        ("128 x 128, 3 stages", 1, (4, 2, 8, 1, 3)),
+        ("128 x 128, 4 stages", 1, (4, 2, 8, 1, 4)),
+        ("128 x 128, 6 stages", 1, (4, 2, 8, 1, 6)),
+        ("128 x 64, two blocks", 1, (4, 1, 8, 2, 4)),
+        ("64 x 128, two blocks", 1, (2, 2, 8, 2, 4)),
+        ("128 x 64, warps of 32", 1, (4, 2, 4, 1, 4)),
+        ("128 x 128, values", 2, (4, 2, 8, 1, 4)),
+        ("128 x 64, two blocks, values", 2, (4, 1, 8, 2, 4)),
+    ):
+        tile = Tile(8, x_bytes, 128, row_warps, token_warps, 2, token_tiles, blocks, stages)
+        fast = ByTile(tools, tile)
+        x, sx = (codes, scales) if x_bytes == 1 else (values, None)
+        run = partial(fast.multiply, x, sx, w, BF16)
+        yield Case(f"wo_b by {name}", rows, 2 * rows * outputs * inner, [run], [], [])
 
 
 def rate_run(device: torch.device) -> tuple[Callable[[], object], int]:

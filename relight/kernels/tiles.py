@@ -21,6 +21,7 @@ class Tile:
     tiles: int  # of 16 rows, a warp
     token_tiles: int  # of 8 tokens, a warp
     min_blocks: int = 1
+    most_stages: int = MOST_STAGES
 
     @property
     def threads(self) -> int:
@@ -46,7 +47,7 @@ class Tile:
         """Units in shared memory: before SM80 one that is read and one that is written."""
         if not form.copies:
             return 2
-        return min(MOST_STAGES, form.shared_limit // (self.min_blocks * self.stage_bytes))
+        return min(self.most_stages, form.shared_limit // (self.min_blocks * self.stage_bytes))
 
     def shared_bytes(self, form: Form, result_bytes: int) -> int:
         """Of a block, which in the end gathers results of so many bytes each, rows 16 bytes
