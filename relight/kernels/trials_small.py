@@ -10,7 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from relight.base.formats import RowFormat, index_row, kv_row, window_row_v41
+from relight.base.formats import (
+    RowFormat,
+    compressed_row_v41,
+    float_row,
+    index_row,
+    kv_row,
+    window_row_v41,
+)
 from relight.base.numerics import Family
 from relight.kernels import hyper, store
 from relight.kernels.canary import Trial
@@ -50,6 +57,9 @@ ALMOST = 2e-6
 
 FEW_STEPS = 3e-3
 """A few values on the other side of a step of bf16, E4M3 or E2M1."""
+
+FEW_NIBBLES = 2e-2
+"""The same of rows in E2M1, whose steps are a third of a value."""
 
 
 def small_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
@@ -110,19 +120,23 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
     def inputs(*shape: int) -> Callable[[], Tensor]:
         return lambda: randoms(ROWS, *shape, device=device, dtype=boundary)
 
-    def kept(stored: RowFormat) -> Trial:
+    def kept(stored: RowFormat, tolerance: float, *, normed: bool = True) -> Trial:
+        by = weight[: stored.dim] if normed else None
+
         def kernel(x: Tensor) -> Tensor:
             rows = Rows.empty(stored, 4 * len(x), device)
-            fast.keep(x, weight[:512], EPS, positions(x), turn, rows, places(x))
+            fast.keep(x, by, EPS, positions(x), turn, rows, places(x))
             return store.get(rows, places(x))
 
         def reference(x: Tensor) -> Tensor:
-            rows = Rows.empty(stored, 4 * len(x), device)
-            at, x = positions(x), rms_norm(x, weight[:512], EPS, boundary)
+            rows, at = Rows.empty(stored, 4 * len(x), device), positions(x)
+            if by is not None:
+                x = rms_norm(x, by, EPS, boundary)
             store.put(rows, places(x), rotate(x, at, turn, boundary=boundary))
             return store.get(rows, places(x))
 
-        return Trial(STORE, f"rows of {stored.name}", inputs(512), kernel, reference, FEW_STEPS)
+        given = inputs(stored.dim)
+        return Trial(STORE, f"rows of {stored.name}", given, kernel, reference, tolerance)
 
     def index_reference(x: Tensor) -> Tensor:
         x = rotate(x, positions(x), turn, boundary=boundary)
@@ -157,8 +171,10 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
             lambda x: rotate(x, positions(x), turn, inverse=True, boundary=boundary),
             tolerance,
         ),
-        kept(kv_row(512, 64)),
-        kept(window_row_v41(512)),
+        kept(kv_row(512, 64), FEW_STEPS),
+        kept(window_row_v41(512), FEW_STEPS),
+        kept(index_row(128), FEW_NIBBLES),
+        kept(compressed_row_v41(512), FEW_NIBBLES, normed=False),
         copy_trial(tools, device, boundary),
         Trial(
             QUANT,
@@ -203,11 +219,12 @@ def compress_trials(
     tools: Toolbox, device: torch.device, boundary: torch.dtype, family: Family = "step"
 ) -> list[Trial]:
     """A row is all members of a group, in a slot of its own; the last of them come as they were
-    projected: one that goes into the ring first, or several given ones that are read before."""
+    projected: one that goes into the ring first, or several given ones that are read before. What
+    is not stored comes out as it is."""
     kv, keys = kv_row(512, 64), index_row(128)
     return [
         _compress_trial(tools, device, boundary, stored, ratio, family)
-        for stored, ratio in ((kv, 4), (kv, 128), (keys, 4))
+        for stored, ratio in ((kv, 4), (kv, 128), (keys, 4), (float_row(512), 2))
     ]
 
 
@@ -236,12 +253,15 @@ def _compress_trial(
         raw = Raw(values, gates, ape, at.flatten())
         rows, groups = Rows.empty(stored, 4 * len(x) + 1, device), slots * 4 + 1
         made = Groups(last // ratio, slots, groups)
-        given = (ring, ratio, slots, made, norm, EPS, turn, rows, boundary)
+        before_ring = None
         if family == "step":
             fast.put_raw(raw, slots * ring_rows + last % ring_rows, ring)
-            fast.close(*given)
         else:
-            fast.close(*given, Own(raw, at[:, 0].contiguous(), slots * own))
+            before_ring = Own(raw, at[:, 0].contiguous(), slots * own)
+        given = (ring, ratio, slots, made, norm, EPS)
+        if stored.name == "float32":
+            return fast.latents(*given, boundary, before_ring).float()
+        fast.close(*given, turn, rows, boundary, before_ring)
         return store.get(rows, groups)
 
     def reference(x: Tensor) -> Tensor:
@@ -256,6 +276,8 @@ def _compress_trial(
                 for part in (values, gates)
             )
         entry = pool(values.contiguous(), gates.contiguous(), norm, EPS, boundary)
+        if stored.name == "float32":
+            return entry.float()
         entry = rotate(entry, last // ratio * ratio, turn, boundary=boundary)
         if stored.name == "fp4":
             entry = hadamard(entry, boundary)

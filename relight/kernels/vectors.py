@@ -18,7 +18,7 @@ SOURCE = "cuda/row.cu"
 KV_WIDTH, INDEX_WIDTH, ROPE = 512, 128, 64
 """Of V4 and V4.1: key and value in one vector, index keys and queries, values that are rotated."""
 
-VALUES, GRID, FP8_ROW, FP8_ALL_ROW = range(4)
+VALUES, GRID, FP8_ROW, FP8_ALL_ROW, FP4_ROW, FP4_FINE_ROW = range(6)
 """`END` of the source."""
 
 NORM_THREADS = 256
@@ -41,14 +41,15 @@ class Way:
             "norm": self.norm,
             "rope": self.rope,
             "quant": self.end == GRID or self.hadamard,
-            "store": self.end in (FP8_ROW, FP8_ALL_ROW),
+            "store": self.end >= FP8_ROW,
         }
         return frozenset(op for op, done in stages.items() if done)
 
     def __str__(self) -> str:
         norm = ("", "norm ", "plain norm ")[self.norm]
         stages = f"{norm}{'rope ' * bool(self.rope)}{'hadamard ' * self.hadamard}"
-        return stages + ("values", "fp4 grid", "fp8 row", "fp8-all row")[self.end]
+        ends = ("values", "fp4 grid", "fp8 row", "fp8-all row", "fp4 row", "fp4-fine row")
+        return stages + ends[self.end]
 
 
 NORM = Way(norm=1)
@@ -57,8 +58,10 @@ TURNED = Way(rope=ROPE)
 KEPT = {
     "fp8": Way(norm=1, rope=ROPE, end=FP8_ROW),
     "fp8-all": Way(norm=1, rope=ROPE, end=FP8_ALL_ROW),
+    "fp4": Way(norm=1, rope=ROPE, end=FP4_ROW),
+    "fp4-fine": Way(rope=ROPE, end=FP4_FINE_ROW),
 }
-"""By the format of rows."""
+"""By the format of rows. What becomes a compressed row of V4.1 was normed before."""
 
 INDEX_QUERIES = Way(rope=ROPE, hadamard=True, end=GRID)
 PLAIN_INDEX_QUERIES = Way(rope=ROPE, end=GRID)
@@ -85,11 +88,16 @@ def kernel(form: Form, way: Way, block: Block, x: torch.dtype, boundary: torch.d
 
 
 def kernels(form: Form) -> list[Kernel]:
-    """Those of V4-Flash."""
+    """Those of V4-Flash and V4.1-Flash."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    kv, index, low = Block(KV_WIDTH, 128), Block(INDEX_WIDTH, 32), held(1024)
-    assert low is not None
-    ways = ((low, NORM), (kv, QUERIES), (kv, TURNED), (kv, KEPT["fp8"]), (index, INDEX_QUERIES))
+    kv, index = Block(KV_WIDTH, 128), Block(INDEX_WIDTH, 32)
+    norms = [block for width in (1024, 1280, 4096, 5120, KV_WIDTH) if (block := held(width))]
+    ways = (
+        *((block, NORM) for block in norms),
+        *((kv, QUERIES), (kv, TURNED), (kv, KEPT["fp8"]), (index, INDEX_QUERIES)),
+        *((kv, KEPT["fp8-all"]), (kv, KEPT["fp4-fine"])),
+        *((index, KEPT["fp4"]), (index, PLAIN_INDEX_QUERIES)),
+    )
     return [kernel(form, way, block, boundary, boundary) for block, way in ways]
 
 
@@ -97,8 +105,8 @@ def way_into(rows: Rows) -> Way | None:
     """How vectors are normed, rotated and put into such rows; None where kernels do not write
     them."""
     of = rows.format
-    wide = of.data_bytes - of.dim  # values that are stored as bf16
-    fits = wide == (ROPE if of.name == "fp8" else 0) and in_words(rows)
+    wide = {"fp8": of.dim + ROPE, "fp8-all": of.dim}.get(of.name, of.dim // 2)
+    fits = of.data_bytes == wide and in_words(rows)
     return KEPT.get(of.name) if fits else None
 
 
@@ -152,16 +160,17 @@ class StepVectors:
     def keep(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
         eps: float,
         positions: Tensor,
         frequencies: Tensor,
         rows: Rows,
         places: Tensor,
     ) -> None:
-        """x [n, d], normed and rotated, into rows places [n]."""
+        """x [n, d], normed by a weight if there is one, and rotated, into rows places [n]."""
         way = way_into(rows)
         assert way is not None, f"kernels write no rows of format {rows.format.name}"
+        assert (weight is not None) == bool(way.norm), f"rows of format {rows.format.name}"
         self._run(
             way,
             x,

@@ -8,6 +8,7 @@ pooled from 8 rows, 4 of them one group back; the other ratios have one half.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from relight.kernels.rows import Rows
 from relight.model.addresses import EntryAddresses, RingAddresses
 from relight.model.inputs import Segment
 from relight.model.weights import CompressorWeights
+
+Found = TypeVar("Found")
 
 Source = Callable[[Tensor], Tensor]
 """Rows of a ring or scratch at indexes of any shape."""
@@ -59,6 +62,17 @@ class Compressor:
         Stores the raw rows of the segment. The projections are float32 in official code, whatever
         the boundary.
         """
+        fast, w = self.ops.of(segment.family).compress, self.weights
+        if fast and fast.takes_latents(ring, self.ratio, w.norm.shape[0]):
+            given = (ring, self.ratio, segment.slots)
+            return self._closed(
+                x,
+                segment,
+                ring,
+                rings,
+                entries,
+                lambda groups, own: fast.latents(*given, groups, w.norm, self.eps, boundary, own),
+            )
         raw = self._project(x, segment)
         source = _source(raw, ring, rings)
         values, gates = self._members(source, segment, rings, entries)
@@ -83,15 +97,17 @@ class Compressor:
         rope = 2 * frequencies.shape[0]
         if fast and fast.takes(ring, self.ratio, rows, rope):
             assert turned == (rows.format.name == "fp4"), "kernels turn what is stored as FP4"
-            raw = Raw(*self._projected(x, segment), w.ape, segment.positions)
-            groups = Groups(entries.group_entry, entries.group_sequence, entries.group_place)
-            given = (ring, self.ratio, segment.slots, groups, w.norm, self.eps, frequencies, rows)
-            if rings.past is None:
-                fast.put_raw(raw, rings.places, ring)
-                fast.close(*given, boundary)
-            else:
-                fast.close(*given, boundary, Own(raw, segment.starts, segment.first_rows))
-                fast.put_raw(raw, rings.places, ring, rings.kept)
+            given = (w.norm, self.eps, frequencies, rows, boundary)
+            self._closed(
+                x,
+                segment,
+                ring,
+                rings,
+                entries,
+                lambda groups, own: fast.close(
+                    ring, self.ratio, segment.slots, groups, *given, own
+                ),
+            )
             return
         latent = self.forward(x, segment, ring, rings, entries, boundary)
         first = entries.group_entry * self.ratio
@@ -99,6 +115,27 @@ class Compressor:
         if turned:
             latent = hadamard(latent, boundary)
         store.put(rows, entries.group_place, latent)
+
+    def _closed(
+        self,
+        x: Tensor,
+        segment: Segment,
+        ring: Tensor,
+        rings: RingAddresses,
+        entries: EntryAddresses,
+        close: Callable[[Groups, Own | None], Found],
+    ) -> Found:
+        """Stores the raw rows; what a kernel makes of the groups that close."""
+        fast = self.ops.of(segment.family).compress
+        assert fast is not None
+        raw = Raw(*self._projected(x, segment), self.weights.ape, segment.positions)
+        groups = Groups(entries.group_entry, entries.group_sequence, entries.group_place)
+        if rings.past is None:
+            fast.put_raw(raw, rings.places, ring)
+            return close(groups, None)
+        found = close(groups, Own(raw, segment.starts, segment.first_rows))
+        fast.put_raw(raw, rings.places, ring, rings.kept)
+        return found
 
     def _project(self, x: Tensor, segment: Segment) -> Tensor:
         values, gates = self._projected(x, segment)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
-from relight.kernels import index, store
+from relight.kernels import index
 from relight.kernels.attend import Keys, attend
 from relight.kernels.linear import grouped
-from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.addresses import EntryAddresses, chosen_entries
 from relight.model.attention import Addresses, Attention
@@ -51,7 +50,8 @@ class Csa2(Attention):
         self.source, self.queries = weights.source, weights.queries
         self.pooled = None
         if self.source and self.source.pooled:
-            self.pooled = Compressor(self.source.pooled, layer.ratio, config.rms_norm_eps, numerics)
+            eps = config.rms_norm_eps
+            self.pooled = Compressor(self.source.pooled, layer.ratio, eps, numerics, ops)
 
     def share(
         self, x: Tensor, segment: Segment, where: Addresses, state: LayerState, shared: Shared
@@ -111,7 +111,7 @@ class Csa2(Attention):
         self, x: Tensor, segment: Segment, where: Addresses, state: LayerState
     ) -> None:
         """Rows and index keys of the same latent; the keys are made before it is rotated."""
-        source, eps, ratio = self.source, self.config.rms_norm_eps, self.layer.ratio
+        source, ratio, vectors = self.source, self.layer.ratio, self.vectors
         entries = where.entries[ratio]
         assert source is not None
         assert state.compressed is not None
@@ -123,13 +123,11 @@ class Csa2(Attention):
         else:  # an entry a token: groups are the rows themselves
             assert source.single is not None
             latent = self._linear(x, source.single, segment)
-            latent = rms_norm(latent, source.norm, eps, self.boundary)
-        first = entries.group_entry * ratio
-        key = rms_norm(
-            self._linear(latent, source.wk, segment), source.key_norm, eps, self.boundary
-        )
-        store.put(state.keys, entries.group_place, self._rotate(key, first))
-        store.put(state.compressed, entries.group_place, self._rotate(latent, first))
+            latent = vectors.norm(latent, source.norm, segment)
+        places, first = entries.group_place, entries.group_entry * ratio
+        key = self._linear(latent, source.wk, segment)
+        vectors.keep(key, source.key_norm, segment, state.keys, places, first)
+        vectors.keep(latent, None, segment, state.compressed, places, first)
 
     def _choose(
         self,

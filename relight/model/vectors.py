@@ -27,7 +27,7 @@ from relight.model.inputs import Segment
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Of one layer. All positions are those of the segment's rows."""
+    """Of one layer. Positions are those of the segment's rows, if no others are given."""
 
     frequencies: Tensor
     eps: float
@@ -59,15 +59,25 @@ class Vectors:
         q = self.rotate(q, segment)
         return fp4_grid(hadamard(q, self.boundary) if turned else q)
 
-    def keep(self, x: Tensor, weight: Tensor, segment: Segment, rows: Rows, places: Tensor) -> None:
-        """x [rows, d], normed and rotated, into rows places [rows] of a ring."""
+    def keep(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        segment: Segment,
+        rows: Rows,
+        places: Tensor,
+        positions: Tensor | None = None,
+    ) -> None:
+        """x [m, d], normed by a weight if there is one, and rotated, into rows places [m]: those of
+        the segment's rows, or of `positions` [m]."""
+        positions = segment.positions if positions is None else positions
         way = way_into(rows)
         if way and (fast := self._fast(way, x, segment)):
-            where = (segment.positions, self.frequencies)
-            fast.keep(x, weight, self.eps, *where, rows, places)
+            fast.keep(x, weight, self.eps, positions, self.frequencies, rows, places)
             return
-        x = rms_norm(x, weight, self.eps, self.boundary)
-        x = rotate(x, segment.positions, self.frequencies, boundary=self.boundary)
+        if weight is not None:
+            x = rms_norm(x, weight, self.eps, self.boundary)
+        x = rotate(x, positions, self.frequencies, boundary=self.boundary)
         store.put(rows, places, x)
 
     def _fast(self, way: Way, x: Tensor, segment: Segment) -> StepVectors | None:

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from relight.base.formats import kv_row
+from relight.base.formats import (
+    RowFormat,
+    compressed_row_v41,
+    index_row,
+    kv_row,
+    window_row_v41,
+)
 from relight.kernels import hyper
 from relight.kernels.canary import check
 from relight.kernels.cuda_tools import VARIANTS
@@ -116,19 +122,24 @@ def test_norms_have_the_bits_of_the_definition(tools: Toolbox) -> None:
     assert_bits_equal(fast.queries(x, EPS, start, still), wanted, "queries")
 
 
-def test_stored_bytes_are_those_of_the_definition(tools: Toolbox) -> None:
+STORED = (kv_row(512, 64), window_row_v41(512), index_row(128), compressed_row_v41(512))
+
+
+@pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.name)
+def test_stored_bytes_are_those_of_the_definition(tools: Toolbox, stored: RowFormat) -> None:
     """At the start, where nothing is turned; one row is tiny, one holds zeros."""
     boundary, fast = boundary_of(tools), StepVectors(tools)
-    x, weight = randoms(4, 512, device=CPU, dtype=boundary), torch.rand(512)
+    dim, normed = stored.dim, stored.name != "fp4-fine"
+    x, weight = randoms(4, dim, device=CPU, dtype=boundary), torch.rand(dim) if normed else None
     x[1], x[2, 64:128] = x[1] * 1e-12, 0.0
     start, still, at = (
         torch.zeros(4, dtype=torch.int64),
         torch.zeros(32),
         torch.tensor([5, 0, 3, 6]),
     )
-    found, wanted = (Rows.empty(kv_row(512, 64), 7, CPU) for _ in range(2))
+    found, wanted = (Rows.empty(stored, 7, CPU) for _ in range(2))
     fast.keep(x, weight, EPS, start, still, found, at)
-    put(wanted, at, rms_norm(x, weight, EPS, boundary))
+    put(wanted, at, x if weight is None else rms_norm(x, weight, EPS, boundary))
     assert_bits_equal(found.data, wanted.data, "data")
     assert_bits_equal(found.scale, wanted.scale, "scales")
 
@@ -145,13 +156,27 @@ def test_a_row_of_nan_stays_alone(tools: Toolbox) -> None:
     boundary, fast = boundary_of(tools), StepVectors(tools)
     x, weight = randoms(3, 512, device=CPU, dtype=boundary), torch.rand(512)
     at, turn = torch.arange(3), torch.rand(32)
-    rows = Rows.empty(kv_row(512, 64), 3, CPU)
-    fast.keep(x, weight, EPS, at, turn, rows, at)
-    wanted = rows.get(at)
-    x[1, 7] = NAN
-    fast.keep(x, weight, EPS, at, turn, rows, at)
-    assert rows.get(at)[1].isnan().all()
-    assert_bits_equal(rows.get(at)[::2], wanted[::2])
+    for stored in (kv_row(512, 64), window_row_v41(512)):
+        rows, sick = Rows.empty(stored, 3, CPU), x.clone()
+        fast.keep(x, weight, EPS, at, turn, rows, at)
+        wanted = rows.get(at)
+        sick[1, 7] = NAN
+        fast.keep(sick, weight, EPS, at, turn, rows, at)
+        assert rows.get(at)[1].isnan().all()
+        assert_bits_equal(rows.get(at)[::2], wanted[::2])
+
+
+def test_a_group_of_nan_has_a_scale_of_nan_and_infinity_the_largest(tools: Toolbox) -> None:
+    """Where rows are not normed: what is beside it in the row stays."""
+    boundary, fast = boundary_of(tools), StepVectors(tools)
+    x, at = randoms(2, 512, device=CPU, dtype=boundary), torch.arange(2)
+    x[0, 7], x[1, 40], x[1, 41] = NAN, float("inf"), float("-inf")
+    found, wanted = (Rows.empty(compressed_row_v41(512), 2, CPU) for _ in range(2))
+    fast.keep(x, None, EPS, torch.zeros(2, dtype=torch.int64), torch.zeros(32), found, at)
+    put(wanted, at, x)
+    assert_bits_equal(found.get(at), wanted.get(at))
+    assert found.get(at)[0, :16].isnan().all()
+    assert found.get(at)[0, 16:].isfinite().all()
 
 
 def test_ties_go_to_the_lowest_expert_and_token(tools: Toolbox) -> None:

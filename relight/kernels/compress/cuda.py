@@ -12,15 +12,16 @@ SOURCE, RAW_SOURCE = "compress/step.cu", "compress/raw.cu"
 
 ROPE = 64
 OVERLAP_RATIO = 4
-RATIOS = (4, 128)
+RATIOS = (2, 4, 128)
 THREADS = {512: 256, 128: 32}
 """Of a block that pools entries of so many values: values that share a scale are a warp's or half
 of one's."""
 
 HADAMARD_WIDTH = 128
 
-END = {"fp8": 2, "fp4": 3}
-"""Of the source, by the format of entries."""
+VALUES = "values"
+END = {VALUES: 0, "fp8": 2, "fp4": 3}
+"""Of the source, by the format of entries; values come out as they are, not rotated."""
 
 RAW_THREADS = 256
 
@@ -35,24 +36,33 @@ def put_raw(form: Form, channels: int, ratio: int) -> Kernel:
 
 
 def pool(form: Form, stored: RowFormat, ratio: int, boundary: torch.dtype) -> Kernel:
+    return _pool(form, stored.name, stored.dim, ratio, boundary)
+
+
+def latents(form: Form, dim: int, ratio: int, boundary: torch.dtype) -> Kernel:
+    return _pool(form, VALUES, dim, ratio, boundary)
+
+
+def _pool(form: Form, end: str, dim: int, ratio: int, boundary: torch.dtype) -> Kernel:
     overlap = ratio == OVERLAP_RATIO
     macros = (
-        *Block(stored.dim, THREADS[stored.dim]).macros(form, torch.float32, boundary),
+        *Block(dim, THREADS[dim]).macros(form, torch.float32, boundary),
         ("MEMBERS", 2 * ratio if overlap else ratio),
         ("OVERLAP", int(overlap)),
         ("ROPE", ROPE),
-        ("END", END[stored.name]),
+        ("END", END[end]),
     )
-    name = f"compress pool {ratio} to {stored.name} of {stored.dim} {short(boundary)}"
+    name = f"compress pool {ratio} to {end} of {dim} {short(boundary)}"
     return Kernel(name, SOURCE, "pool", macros)
 
 
 def kernels(form: Form) -> list[Kernel]:
-    """Those of V4-Flash's compressors."""
+    """Those of V4-Flash's compressors and of V4.1-Flash's."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     kv, keys = kv_row(512, ROPE), index_row(HADAMARD_WIDTH)
     shapes = ((kv, 4), (kv, 128), (keys, 4))
     return [
-        *(put_raw(form, *shape) for shape in ((1024, 4), (512, 128), (256, 4))),
+        *(put_raw(form, *shape) for shape in ((1024, 4), (512, 128), (256, 4), (512, 2))),
         *(pool(form, *shape, boundary) for shape in shapes),
+        latents(form, 512, 2, boundary),
     ]

@@ -3,7 +3,8 @@
 //
 // MEMBERS rows are pooled, channel by channel, by the softmax of their gates. With OVERLAP the first half of the members
 // are the A halves of the group before, the others the B halves of the group itself. The entry is rounded, normed, rotated by the
-// position of the group's first token and stored: END 2 a row of format "fp8", 3, after Hadamard, one of format "fp4".
+// position of the group's first token and stored: END 2 a row of format "fp8", 3, after Hadamard, one of format "fp4". END 0: the
+// normed entry comes out, and zeros of a group that does not close.
 #include "row.cuh"
 
 constexpr int HALVES = OVERLAP ? 2 : 1, CHANNELS = HALVES * WIDTH, RATIO = MEMBERS / HALVES;
@@ -40,7 +41,8 @@ struct Group {
 };
 
 // Groups g: entry, sequence and place of each; place 0 is the null page's, of groups that do not close. slots by sequence. Where
-// `values` is not null, row first_rows[sequence] of it and of the gates is at position starts[sequence], and so on.
+// `values` is not null, row first_rows[sequence] of it and of the gates is at position starts[sequence], and so on. Of END 0 `data` is
+// y [groups, WIDTH] of Out.
 extern "C" __global__ void __launch_bounds__(THREADS)
     pool(const i64* entries, const i64* sequences, const i64* slots, const i64* places, const float* values, const float* gates,
          const float* ape, const i64* starts, const i64* first_rows, const float* rows, i64 slot_floats, int ring,
@@ -50,7 +52,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const i64 g = blockIdx.x;
   wait_for_previous();
   const i64 to = places[g], entry = entries[g];
-  if (to == 0) return;
+  if (to == 0) {
+#if END == 0
+    const Pairs nothing = {};
+    write_row((Out*)data + g * WIDTH, nothing);
+#endif
+    return;
+  }
   const i64 first = entry * RATIO - (MEMBERS - RATIO);
   const int start = (int)((first + MEMBERS) % ring) - MEMBERS;  // the ring has MEMBERS rows at least, and first + MEMBERS > 0
   const i64 sequence = sequences[g];
@@ -103,6 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
   norm(v, weight, eps, room);
+#if END == 0
+  write_row((Out*)data + g * WIDTH, v);
+#else
   rotate(v, entry * RATIO, frequencies, 1.f);
   const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
 #if END == 2
@@ -110,5 +121,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
   hadamard(v);
   put_fp4(v, data_of(store, to), scale_of_row(store, to));
+#endif
 #endif
 }

@@ -48,8 +48,9 @@ class Own:
 
 
 class StepCompress:
-    """V4's compressors, from projected rows to stored entries, for either family: two launches.
-    Made rows go into the ring first, since several segments may have rows of one group."""
+    """Compressors of either family in two launches: V4's from projected rows to stored entries,
+    V4.1's to entries whose keys are made before they are stored. Made rows go into the ring
+    first, since several segments may have rows of one group."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -57,17 +58,20 @@ class StepCompress:
     def takes(self, ring: Tensor, ratio: int, rows: Rows, rope: int) -> bool:
         """Whether entries of `ratio` tokens, pooled from ring [slots, ring, values | gates], of
         which `rope` values are rotated, are stored in `rows` by these kernels."""
-        stored, halves = rows.format, 2 if ratio == cuda.OVERLAP_RATIO else 1
-        dim = stored.dim
+        stored, dim = rows.format, rows.format.dim
         known = {"fp8": dim in cuda.THREADS, "fp4": dim == cuda.HADAMARD_WIDTH}
+        fits = known.get(stored.name, False) and rope == cuda.ROPE and in_words(rows)
+        return fits and self.takes_latents(ring, ratio, dim)
+
+    def takes_latents(self, ring: Tensor, ratio: int, dim: int) -> bool:
+        """Whether entries of `dim` values are pooled by these kernels."""
+        halves = 2 if ratio == cuda.OVERLAP_RATIO else 1
         return (
-            known.get(stored.name, False)
+            dim in cuda.THREADS
             and ratio in cuda.RATIOS
-            and rope == cuda.ROPE
             and ring.shape[2] == ring.stride(1) == 2 * halves * dim
             and ring.shape[1] >= halves * ratio
             and ring.data_ptr() % 16 == ring.stride(0) % 4 == 0
-            and in_words(rows)
         )
 
     def put_raw(self, raw: Raw, places: Tensor, ring: Tensor, kept: Tensor | None = None) -> None:
@@ -105,6 +109,29 @@ class StepCompress:
         where = (groups.entry, groups.sequence, slots, groups.place, *_addresses(own))
         given = (ring, Long(ring.stride(0)), ring.shape[1], norm, eps, frequencies)
         launch((count, 1), *where, *given, *strides(rows))
+
+    def latents(
+        self,
+        ring: Tensor,
+        ratio: int,
+        slots: Tensor,
+        groups: Groups,
+        norm: Tensor,
+        eps: float,
+        boundary: torch.dtype,
+        own: Own | None = None,
+    ) -> Tensor:
+        """The same entries [groups, d] in `boundary`, not rotated; zeros of a group that does not
+        close."""
+        count, dim = groups.entry.shape[0], norm.shape[0]
+        y = torch.empty((count, dim), dtype=boundary, device=ring.device)
+        if count:
+            kernel = cuda.latents(self._tools.form, dim, ratio, boundary)
+            launch = self._tools.load(kernel, cuda.THREADS[dim])
+            where = (groups.entry, groups.sequence, slots, groups.place, *_addresses(own))
+            given = (ring, Long(ring.stride(0)), ring.shape[1], norm, eps, None)
+            launch((count, 1), *where, *given, y, None, Long(0), Long(0), 1, 0, 0)
+        return y
 
 
 def _addresses(own: Own | None) -> tuple[Tensor | None, ...]:

@@ -2,7 +2,7 @@
 // on the FP4 grid, or a row of the cache. Which stages there are is decided by macros.
 //
 // NORM: 0 none, 1 with a weight, 2 without. ROPE: values that are rotated. HADAMARD. END: 0 values, 1 FP4 grid, 2 a row of format
-// "fp8", 3 one of "fp8-all".
+// "fp8", 3 one of "fp8-all", 4 of "fp4", 5 of "fp4-fine".
 #include "row.cuh"
 
 // x [rows * heads, WIDTH], positions [rows]. y, where values come out: Out, of END 1 float32. Else row places[row] of a store.
@@ -42,8 +42,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const i64 to = places[row];
 #if END == 2
   put_fp8(v, data_of(store, to), scale_of_row(store, to));
-#else
+#elif END == 3
   put_fp8_all(v, data_of(store, to), scale_of_row(store, to));
+#elif END == 4
+  put_fp4(v, data_of(store, to), scale_of_row(store, to));
+#else
+  put_fp4_fine(v, data_of(store, to), scale_of_row(store, to));
 #endif
 #endif
 }

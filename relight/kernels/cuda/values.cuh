@@ -35,7 +35,7 @@ D u32 scale_of(u32 size, float floor, float one_by_most) {
   return size >= SICK ? 255 : (t >> 23) + ((t & 0x7FFFFF) != 0);
 }
 D float inverse(u32 scale) { return __uint_as_float(254 - min(scale, 253u) << 23); }  // of a finite block: at most 2^126
-constexpr float FP8_FLOOR = 1e-4f, FP4_FLOOR = 7.052966104933725e-38f;               // 6 * 2^-126
+constexpr float FP8_FLOOR = 1e-4f, FP4_FLOOR = 7.052966104933725e-38f, FINE_FLOOR = 0.01171875f;  // 6 * 2^-126, 6 * 2^-9
 
 // The definitions round after every operation; an fma would round once.
 D float add(float a, float b) { return __fadd_rn(a, b); }
