@@ -61,8 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         declare(
             "compute",
             "which kernels run; reference: the plain torch definitions; auto: compiled ones that a "
-            f"device has proven, {which()}; cuda: all compiled ones, for generated tokens where "
-            "weights can take them",
+            f"device has proven, {which()}; cuda: all compiled ones, where weights can take them",
         ),
     ] = "auto"
     kernel_cache: Annotated[
