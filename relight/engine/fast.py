@@ -83,9 +83,11 @@ def give_kernels(
         notes.append(f"kernels for prompts: {given}")
     if left:
         notes.append(f"weights that stay with the torch definition: {'; '.join(left)}")
-    between = {one.op for one in selection.chosen} - {LINEAR.op, EXPERTS.op}
-    if between:
-        notes.append(f"kernels between products: {', '.join(sorted(between))}")
+    for family, rows in (("step", "generated tokens"), ("prefill", "prompts")):
+        ops = {one.op for one in selection.chosen if one.family == family}
+        between = sorted(ops - {LINEAR.op, EXPERTS.op})
+        if between:
+            notes.append(f"kernels between products for {rows}: {', '.join(between)}")
     return bound, selection, (*refused, *notes)
 
 

@@ -10,7 +10,7 @@ from relight.engine import fast
 from relight.engine.fast import chosen_kernels, give_kernels
 from relight.kernels.canary import Trial
 from relight.kernels.codec import DenseWeight, StackedFp4
-from relight.kernels.cuda_tools import EXPERTS, HYPER, LINEAR, ROUTE, Chosen
+from relight.kernels.cuda_tools import EXPERTS, GIVEN, HYPER, LINEAR, ROUTE, Chosen
 from relight.kernels.experts import Experts
 from relight.kernels.select import Refusal, Selection, Variant
 
@@ -88,9 +88,12 @@ def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
 
 
 def test_kernels_between_products_are_named() -> None:
-    chosen = Chosen(Selection((LINEAR, ROUTE, HYPER)), SimpleNamespace())  # type: ignore[arg-type]
-    _, _, notes = give_kernels(chosen, (), CPU, lambda tools, device: [])
-    assert notes[-1] == "kernels between products: hyper, route"
+    some = Selection((LINEAR, ROUTE, HYPER, GIVEN["route"]))
+    _, _, notes = give_kernels(Chosen(some, SimpleNamespace()), (), CPU, lambda *_: [])  # type: ignore[arg-type]
+    assert notes[-2:] == (
+        "kernels between products for generated tokens: hyper, route",
+        "kernels between products for prompts: route",
+    )
 
 
 def test_weights_with_kernels_for_prompts_are_named() -> None:
