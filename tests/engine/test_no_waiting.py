@@ -5,6 +5,7 @@ a CUDA device torch raises at each call that waits for it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from relight.engine.graphs import Shape
 from relight.engine.plan import Mask, StepPlan
 from relight.engine.runner import Runner
 from relight.kernels import codec
+from relight.kernels.build import Kernel
+from relight.kernels.cuda_tools import ALL, VARIANTS, supported, toolbox
+from relight.kernels.forms import form_of
 from relight.kernels.record import recorder
+from relight.kernels.row_ops import NO_KERNELS, Ops, chosen_ops
+from relight.kernels.select import Selection
 from relight.kernels.testing import tells_waits, waits
 from relight.model.network import load, network
 from tests.engine.real import CONTEXT, VOCAB, RealEngine, words, write_checkpoint
@@ -103,7 +109,7 @@ def model_name(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def runner_on(device: torch.device, model_name: str) -> Runner:
+def runner_on(device: torch.device, model_name: str, ops: Ops = NO_KERNELS) -> Runner:
     model = open_model(GOLDEN / model_name / "checkpoint")
     pool = Pool(
         model.config,
@@ -113,7 +119,7 @@ def runner_on(device: torch.device, model_name: str) -> Runner:
         num_slots=SLOTS,
         num_records=RECORDS,
     )
-    net = network(model.config, load(model, device), OFFICIAL_BF16)
+    net = network(model.config, replace(load(model, device), ops=ops), OFFICIAL_BF16)
     return Runner(net, pool, max_context=CONTEXT)
 
 
@@ -152,19 +158,61 @@ def test_a_step_needs_no_value_from_the_device(
     assert not uploads.waiting
 
 
+class Nothing:
+    """Stands for a toolbox: its kernels do nothing."""
+
+    form = form_of("sm_90")
+
+    def __init__(self) -> None:
+        self.launched: set[str] = set()
+
+    def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Callable[..., None]:
+        return lambda grid, *arguments: self.launched.add(kernel.entry)
+
+
+def test_what_goes_on_around_kernels_needs_no_value_either(
+    model_name: str, plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = Nothing()
+    ops = chosen_ops(tools, Selection(VARIANTS))  # type: ignore[arg-type]
+    runner = runner_on(torch.device("meta"), model_name, ops)
+    monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
+    with Uploads() as uploads:
+        for plan in different(plans):
+            runner.launch(plan)
+    assert tools.launched >= {"copy_rows", "index_topk", "attend_values", "mix_end", "joined"}
+    assert not uploads.waiting
+
+
 @pytest.mark.parametrize("look", [Tensor.unique, Tensor.nonzero, Tensor.tolist, Tensor.any])
 def test_a_look_at_a_value_is_noticed(look: Callable[[Tensor], Any]) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)meta"):
         bool(look(torch.ones(3, device="meta")))
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Ops:
+    """Those between products, of a CUDA device beside which nothing may be missing."""
+    device, heard = torch.device("cuda"), list[str]()
+    assert supported(device, heard.append).issuperset(ALL), heard
+    tools = toolbox(device, heard.append, tmp_path_factory.mktemp("kernels"))
+    return chosen_ops(tools, Selection(VARIANTS))
+
+
 @pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("by", ["definitions", "kernels"])
 def test_a_step_does_not_wait_for_the_device(
-    device: str, model_name: str, plans: list[StepPlan], recorded: bool
+    device: str,
+    model_name: str,
+    plans: list[StepPlan],
+    recorded: bool,
+    by: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     if not tells_waits(device):
         pytest.skip("only CUDA tells when it waits")
-    runner = runner_on(torch.device(device), model_name)
+    ops: Ops = request.getfixturevalue("kernels") if by == "kernels" else NO_KERNELS
+    runner = runner_on(torch.device(device), model_name, ops)
     if recorded:
         source = recorder(torch.device(device))
         assert source is not None, f"{device} cannot record"
