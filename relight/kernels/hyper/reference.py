@@ -2,6 +2,7 @@
 factor."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,19 +55,34 @@ def _sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """Softmax of the rows, then rows and columns normalised in turn, ending with columns.
 
     Laid out as [row, column, n] on the way: so a sum adds long vectors, and not twos and fours.
+    For few rows an operation takes as long as a view, so views are made once.
     """
     logits = logits.permute(1, 2, 0).contiguous()
     powers = torch.exp(logits - logits.amax(1, keepdim=True))
-    comb = powers / _sum(powers, 1) + eps
-    comb = comb / (_sum(comb, 0) + eps)
+    comb = powers / tree_sum(powers, 1).unsqueeze(1) + eps
+    row_sums, column_sums = _sums(comb, 1), _sums(comb, 0)
+    comb.div_(column_sums().add_(eps))
     for _ in range(iterations - 1):
-        comb = comb / (_sum(comb, 1) + eps)
-        comb = comb / (_sum(comb, 0) + eps)
+        comb.div_(row_sums().add_(eps))
+        comb.div_(column_sums().add_(eps))
     return comb.permute(2, 0, 1).contiguous()
 
 
-def _sum(x: Tensor, dim: int) -> Tensor:
-    return tree_sum(x, dim).unsqueeze(dim)
+def _sums(x: Tensor, dim: int) -> Callable[[], Tensor]:
+    """Gives `tree_sum` of what x holds when it is called, with the dim kept; in one tensor."""
+    assert x.shape[dim] & (x.shape[dim] - 1) == 0, "a tree of halves"
+    adds: list[tuple[Tensor, Tensor, Tensor]] = []
+    while not adds or x.shape[dim] > 1:
+        low, high = x.chunk(2, dim)
+        x = torch.empty_like(low, memory_format=torch.contiguous_format)
+        adds.append((low, high, x))
+
+    def sums() -> Tensor:
+        for low, high, out in adds:
+            torch.add(low, high, out=out)
+        return out
+
+    return sums
 
 
 def collapse(streams: Tensor, pre: Tensor, boundary: torch.dtype) -> Tensor:

@@ -3,7 +3,14 @@ import torch
 from torch import Tensor
 
 from relight.kernels import hyper
-from relight.kernels.testing import FAMILIES, assert_rows_invariant, bf16_steps
+from relight.kernels.hyper import reference
+from relight.kernels.invariant import tree_sum
+from relight.kernels.testing import (
+    FAMILIES,
+    assert_bits_equal,
+    assert_rows_invariant,
+    bf16_steps,
+)
 
 BF16, F32 = torch.bfloat16, torch.float32
 HC = 4
@@ -87,3 +94,21 @@ def test_collapse_and_expand_are_their_formulas(device: str) -> None:
 def test_no_rows_give_no_rows(device: str, family) -> None:
     mix = mixed(torch.zeros(0, HC, 32, device=device), *parameters(32, device), family)
     assert (mix.pre.shape, mix.comb.shape) == ((0, HC), (0, HC, HC))
+
+
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_normalising_in_place_sums_as_a_tree_does(device: str, count: int) -> None:
+    def one_by_one(logits: Tensor, iterations: int, eps: float) -> Tensor:
+        powers = torch.exp(logits - logits.amax(2, keepdim=True))
+        comb = powers / tree_sum(powers, 2).unsqueeze(2) + eps
+        for number in range(iterations):
+            if number:
+                comb = comb / (tree_sum(comb, 2).unsqueeze(2) + eps)
+            comb = comb / (tree_sum(comb, 1).unsqueeze(1) + eps)
+        return comb
+
+    logits = 4 * torch.randn(count, HC, HC).to(device)
+    logits[0, 0, 0] = float("nan") if count > 1 else 1.0
+    for iterations in (1, 2, 20):
+        found = reference._sinkhorn(logits, iterations, 1e-6)
+        assert_bits_equal(found, one_by_one(logits, iterations, 1e-6))
