@@ -6,6 +6,7 @@ these types. All scales are powers of two: multiplying by them and by their inve
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -144,25 +145,45 @@ def _grid_codes(values: Tensor, mantissa_bits: int, min_exponent: int) -> Tensor
 def ceil_power_of_two(x: Tensor) -> Tensor:
     """UE8M0 bytes of 2^ceil(log2(x)) for x > 0, on the bits of float32: the exponent, and one more
     where the mantissa is not zero. NaN and infinity give 255."""
+    return _exponent_up(x).to(torch.uint8)
+
+
+def _exponent_up(x: Tensor) -> Tensor:
     bits = x.contiguous().view(torch.int32)
     up = (bits >> _MANTISSA_BITS) + ((bits & _MANTISSA) != 0).int()
-    return up.clamp_(max=NAN_SCALE).to(torch.uint8)
+    return up.clamp_(max=NAN_SCALE)
 
 
 def fp8_scales(x: Tensor, block: int, floor: float = FP8_FLOOR) -> Tensor:
     """UE8M0 bytes [.., d / block] of the FP8 blocks of x [.., d] float32."""
-    return ceil_power_of_two(_block_max(x, block).clamp(min=floor) * (1.0 / E4M3_MAX))
+    return ceil_power_of_two(_fp8_least(_split(x, block), floor))
 
 
 def fp4_scales(x: Tensor, block: int) -> Tensor:
     """UE8M0 bytes [.., d / block] of the FP4 blocks of x [.., d] float32."""
-    return ceil_power_of_two(_block_max(x, block).clamp(min=FP4_FLOOR) * (1.0 / E2M1_MAX))
+    return ceil_power_of_two(_fp4_least(_split(x, block)))
 
 
-def _block_max(x: Tensor, block: int) -> Tensor:
+def _fp8_least(blocks: Tensor, floor: float) -> Tensor:
+    """What the scale of each block must be at least."""
+    return blocks.abs().amax(-1).clamp_(min=floor).mul_(1.0 / E4M3_MAX)
+
+
+def _fp4_least(blocks: Tensor) -> Tensor:
+    return blocks.abs().amax(-1).clamp_(min=FP4_FLOOR).mul_(1.0 / E2M1_MAX)
+
+
+def _split(x: Tensor, block: int) -> Tensor:
+    """x [.., d] as [.., blocks, block]."""
     assert x.shape[-1] % block == 0, f"{x.shape[-1]} values are no whole blocks of {block}"
-    blocks: Tensor = x.unflatten(-1, (-1, block))
-    return blocks.abs().amax(-1)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+
+
+def _rounded(blocks: Tensor, least: Tensor, grid: Callable[[Tensor], Tensor]) -> Tensor:
+    """Blocks [.., blocks, block] divided by their scales, rounded and multiplied again: [.., d]."""
+    up = _exponent_up(least)
+    scale = _e8m0_table(up.device).index_select(0, up.flatten()).view(up.shape).unsqueeze(-1)
+    return grid(blocks * scale.reciprocal()).mul_(scale).flatten(-2)
 
 
 def _blocks(x: Tensor, scales: Tensor) -> Tensor:
@@ -196,9 +217,8 @@ def fp8_dequantise(codes: Tensor, scales: Tensor) -> Tensor:
 
 def fp8_round(x: Tensor, block: int, floor: float = FP8_FLOOR) -> Tensor:
     """x [.., d] -> the float32 values that `fp8_quantise` and `fp8_dequantise` give."""
-    x = x.float()
-    scales = fp8_scales(x, block, floor)
-    return _scale(e4m3_round(_unscaled(x, scales)), scales)
+    blocks = _split(x.float(), block)
+    return _rounded(blocks, _fp8_least(blocks, floor), e4m3_round)
 
 
 def fp4_quantise(x: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
@@ -215,9 +235,8 @@ def fp4_dequantise(packed: Tensor, scales: Tensor) -> Tensor:
 
 def fp4_round(x: Tensor, block: int = 32) -> Tensor:
     """x [.., d] -> the float32 values that `fp4_quantise` and `fp4_dequantise` give."""
-    x = x.float()
-    scales = fp4_scales(x, block)
-    return _scale(e2m1_round(_unscaled(x, scales)), scales)
+    blocks = _split(x.float(), block)
+    return _rounded(blocks, _fp4_least(blocks), e2m1_round)
 
 
 class FastLinear(Protocol):
