@@ -41,15 +41,16 @@ def tree_sum(x: Tensor, dim: int) -> Tensor:
         return x.sum(dim)
     while size > 1:
         half = 1 << ((size - 1).bit_length() - 1)
-        low = x.narrow(dim, 0, half)
-        high = x.narrow(dim, half, size - half)
         rest = size - half
         if rest == half:
+            low, high = x.chunk(2, dim)
             x = low + high
         else:
-            x = torch.cat(
-                [low.narrow(dim, 0, rest) + high, low.narrow(dim, rest, half - rest)], dim
+            low, middle, high = (
+                x.narrow(dim, at, length)
+                for at, length in ((0, rest), (rest, half - rest), (half, rest))
             )
+            x = torch.cat([low + high, middle], dim)
         size = half
     return x.squeeze(dim)
 
@@ -100,6 +101,8 @@ def matmul_rows(x: Tensor, w: Tensor, family: Family, rows: int = BLOCK_ROWS) ->
 def _blocks(x: Tensor, rows: int, narrow: int) -> Tensor:
     """x [n, K] as [blocks, rows, K + narrow] in memory of its own, zero behind the last row: so
     each block begins at a multiple of 64 bytes, wherever the caller's tensor lies. At least one."""
+    if x.shape[0] == rows and not narrow:
+        return x.clone(memory_format=torch.contiguous_format).unsqueeze(0)
     count = max(-(-x.shape[0] // rows), 1)
     padded = x.new_zeros((count * rows, x.shape[1] + narrow))
     padded[: x.shape[0], : x.shape[1]] = x
@@ -112,6 +115,8 @@ def _products(blocks: Tensor, tiles: Tensor) -> Tensor:
     A loop, since in a larger batch a library may order its sums otherwise. The views are made
     outside of it: for one row they would cost more than its product.
     """
+    if len(blocks) == 1:
+        return torch.bmm(blocks.expand(len(tiles), -1, -1), tiles).unsqueeze(0)
     wide = blocks.unsqueeze(1).expand(-1, tiles.shape[0], -1, -1)
     out = blocks.new_empty((*wide.shape[:3], tiles.shape[2]))
     for block, result in zip(wide.unbind(), out.unbind(), strict=True):
