@@ -15,7 +15,7 @@ MOST_STAGES = 4
 class Tile:
     format: int  # bits of a weight: 8 E4M3, 16 bf16
     x_bytes: int  # of a token's value: 1 E4M3 with scales, 2 bf16
-    block: int  # of E4M3 scales: 128, or 32 with tokens of two bytes
+    block: int  # of E4M3 scales: 128 or 32
     row_warps: int
     token_warps: int
     tiles: int  # of 16 rows, a warp
@@ -40,7 +40,7 @@ class Tile:
     def stage_bytes(self) -> int:
         """Of shared memory for one unit: both sides and the scales of tokens."""
         unit = UNIT[self.format]
-        token = unit * self.x_bytes + (4 if self.x_bytes == 1 else 0)
+        token = unit * self.x_bytes + (4 * unit // self.block if self.x_bytes == 1 else 0)
         return self.rows * (unit * self.format // 8) + self.tokens * token
 
     def stages(self, form: Form) -> int:

@@ -148,8 +148,8 @@ def given_linear_trials(
     bf16 = tools.form.bf16
     boundary = torch.bfloat16 if bf16 else torch.float32
     found = [given.packed(many, 1024, 128, boundary), given.packed(few, 8192, 128, boundary)]
+    found += [given.packed(many, 1280, 32, boundary), given.packed(few, 5120, 32, boundary)]
     if bf16:
-        found += [given.packed(many, 1280, 32, boundary), given.packed(few, 5120, 32, boundary)]
         found += [given.grouped(many, 1024, 128), given.grouped(few, 4096, 32)]
         found += [given.dense(many, 1024), given.dense(few // 2, 4096)]
     return found

@@ -49,14 +49,16 @@ def products(tools: Toolbox, fast: GivenLinear) -> dict[str, tuple[Callable, Cal
             tokens(ROWS, 640, CPU, F32),
         )
     }
-    if tools.form.bf16 and not tools.form.converts_e4m3:  # which changes only the first
-        fine, group = fp8(OUTPUTS, 256, 32), fp8(256, 128, 128)
-        dense = DenseWeight(torch.randn(OUTPUTS, 192).to(BF16))
+    fine = fp8(OUTPUTS, 256, 32)
+    if not tools.form.converts_e4m3:  # which changes nothing for these
         found["fp8 by 32"] = (
             lambda x: fast.linear(x, fine, F32),
             lambda x: linear(x, fine, "prefill", True, F32),
-            tokens(ROWS, 256, CPU, BF16),
+            tokens(ROWS, 256, CPU, F32),
         )
+    if tools.form.bf16 and not tools.form.converts_e4m3:
+        group = fp8(256, 128, 128)
+        dense = DenseWeight(torch.randn(OUTPUTS, 192).to(BF16))
         found["groups"] = (
             lambda x: fast.grouped(x, group, BF16),
             lambda x: grouped(x, group, "prefill", BF16),

@@ -6,10 +6,11 @@
 // No split of K, no atomics: a token's bits depend on the weights and on that token alone. Columns of the matrix unit do not mix,
 // so what is not a number stays with its token. Rows and tokens that there are not repeat the last one, and the op drops them.
 //
-// BLOCK is the block of E4M3 scales, 128 x 128 or 32 x 32 weights. Tokens that meet them come as E4M3 with a scale for each 128,
-// or as bf16 (FOLDED): then the scale of the weights goes into the bf16 multiply that decoding makes anyway, as in walk.cuh, and
-// nothing is left to scale. Decoding without an instruction for it costs seven operations for four values; where tokens are bf16
-// only weights are decoded, with nine: an A100, which multiplies for 2,048 clocks, decodes for 1,152 of them and not for 2,688.
+// BLOCK is the block of E4M3 scales, 128 x 128 or 32 x 32 weights. Tokens that meet them are E4M3 with a scale for each BLOCK, or
+// bf16 (FOLDED): then the scale of the weights goes into the bf16 multiply that decoding makes anyway, as in walk.cuh, and
+// nothing is left to scale. From SM80 on blocks of 32 are folded; before, form 70, whose lanes walk 16 values at a time, scales
+// and adds each 32. Decoding without an instruction for it costs seven operations for four values. Where tokens are bf16 only
+// weights are decoded, with nine: an A100, which multiplies for 2,048 clocks, decodes for 1,152 of them and not for 2,688.
 //
 // A unit of both sides lies in shared memory as memory has it, STAGES of them in a ring (COPIES: filled past the registers), and
 // is decoded by the warps that read it. With 32 rows x 64 tokens a warp, eight warps read 96 KiB of E4M3 in a unit, 768 clocks of
@@ -35,11 +36,12 @@ constexpr int W_ROW = UNIT * FORMAT / 8, X_ROW = UNIT * X_BYTES, W_CHUNKS = W_RO
 constexpr int W_EACH = TILE_ROWS * W_CHUNKS / THREADS, X_EACH = TILE_TOKENS * X_CHUNKS / THREADS;              // a thread's
 constexpr int PASS_CHUNKS = STEP_FORM == 70 ? 1 : 4, PASSES = W_CHUNKS / PASS_CHUNKS, STEPS = LOADED / 4;
 constexpr bool SCALED = X_BYTES == 1, FOLDED = FORMAT == 8 && X_BYTES == 2, FINE = FORMAT == 8 && BLOCK == 32;
+constexpr int SCALES = !SCALED ? 0 : FINE ? 4 : 1, SPAN = SCALED && FINE ? 2 : PASSES;  // of a token; passes that share one
 constexpr int X_AT = TILE_ROWS * W_ROW, SCALES_AT = X_AT + TILE_TOKENS * X_ROW;
-constexpr int STAGE_BYTES = SCALES_AT + (SCALED ? 4 * TILE_TOKENS : 0);
+constexpr int STAGE_BYTES = SCALES_AT + 4 * SCALES * TILE_TOKENS;
 static_assert(FORMAT == 8 || FORMAT == 16, "E2M1 has a scale for each 32 values");
 static_assert(!FOLDED || X_BF16, "scales go into the decoding of bf16");
-static_assert(!FINE || FOLDED, "a unit of codes has one scale");
+static_assert(SCALES < 4 || (STEP_FORM == 70 && !COPIES), "only form 70 walks less than a scale's values at a time");
 static_assert(COLUMN_TILES * COLUMNS == WARP_TOKENS, "form 70 has 16 tokens in a tile");
 static_assert(W_EACH * THREADS == TILE_ROWS * W_CHUNKS && X_EACH * THREADS == TILE_TOKENS * X_CHUNKS, "threads copy alike");
 static_assert(TILE_TOKENS <= THREADS, "a thread copies the scale of one token");
@@ -104,11 +106,11 @@ D void aim(Copied& from, const Tile& tile) {
 D void next_unit(Copied& from) {
   from.w += W_ROW;
   from.x += X_ROW;
-  if (SCALED) from.sx++;
+  if (SCALED) from.sx += SCALES;
 }
 D int w_to(int i) { return w_place(nth(i) / W_CHUNKS, nth(i) % W_CHUNKS); }
 D int x_to(int i) { return x_place(nth(i) / X_CHUNKS, nth(i) % X_CHUNKS); }
-D float* scale_at(u8* stage, int token) { return (float*)(stage + SCALES_AT) + token; }
+D float* scales_at(u8* stage, int token) { return (float*)(stage + SCALES_AT) + token * SCALES; }
 
 #if COPIES
 D void copy16(void* to, const void* from) {
@@ -123,7 +125,7 @@ struct Flight {
       u8* to = stage_of(u);
       UNROLL for (int i = 0; i < W_EACH; i++) copy16(to + w_to(i), from.w + from.w_at[i]);
       UNROLL for (int i = 0; i < X_EACH; i++) copy16(to + x_to(i), from.x + from.x_at[i]);
-      if (SCALED && threadIdx.x < TILE_TOKENS) copy4(scale_at(to, threadIdx.x), from.sx);
+      if (SCALED && threadIdx.x < TILE_TOKENS) copy4(scales_at(to, threadIdx.x), from.sx);
       next_unit(from);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -141,12 +143,12 @@ struct Flight {
 static_assert(STAGES == 2, "one that is read and one that is written");
 struct Flight {  // a unit in registers
   uint4 w[W_EACH], x[X_EACH];
-  float sx;
+  float sx[SCALES + 1];  // + 1: there may be none
   D void ask(Copied& from, int u, int units) {
     if (u >= units) return;
     UNROLL for (int i = 0; i < W_EACH; i++) w[i] = load16(from.w + from.w_at[i]);
     UNROLL for (int i = 0; i < X_EACH; i++) x[i] = load16(from.x + from.x_at[i]);
-    if (SCALED) sx = *from.sx;
+    UNROLL for (int i = 0; i < SCALES; i++) sx[i] = from.sx[i];
     next_unit(from);
   }
   D void begin(Copied& from, int units) {
@@ -159,7 +161,8 @@ struct Flight {  // a unit in registers
     u8* to = stage_of(u + 1);
     UNROLL for (int i = 0; i < W_EACH; i++) *(uint4*)(to + w_to(i)) = w[i];
     UNROLL for (int i = 0; i < X_EACH; i++) *(uint4*)(to + x_to(i)) = x[i];
-    if (SCALED && threadIdx.x < TILE_TOKENS) *scale_at(to, threadIdx.x) = sx;
+    UNROLL for (int i = 0; i < SCALES; i++)
+      if (threadIdx.x < TILE_TOKENS) scales_at(to, threadIdx.x)[i] = sx[i];
   }
 };
 #endif
@@ -188,13 +191,20 @@ D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
         UNROLL for (int t = 0; t < TILES; t++) multiply(sum[t][n + j], a[t][i], x[j][2 * i], x[j][2 * i + 1]);
   }
 }
-D void add(Totals& total, const Totals& sum, u8* stage, float raise) {
+D void add(Totals& total, const Totals& sum, u8* stage, int part, float raise) {
   UNROLL for (int n = 0; n < COLUMN_TILES; n++)
     UNROLL for (int i = 0; i < RESULTS; i++) {
-      const float f = SCALED ? *scale_at(stage, warp_token() + COLUMNS * n + result_token(i)) * raise : raise;
+      const int token = warp_token() + COLUMNS * n + result_token(i);
+      const float f = SCALED ? scales_at(stage, token)[part] * raise : raise;
       UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] = __fmaf_rn(sum[t][n][i], f, total[t][n][i]);
     }
 }
+
+#if STEP_FORM == 70
+#define PASS_BY_PASS _Pragma("unroll 1")  // eight times the code would not stay in the cache
+#else
+#define PASS_BY_PASS UNROLL
+#endif
 
 // All `units` of K. Ends with all threads done with the stages, so that the op may use their memory.
 D void sum_tile(Totals& total, const Tile& tile, int units) {
@@ -207,17 +217,15 @@ D void sum_tile(Totals& total, const Tile& tile, int units) {
     flight.enter();  // unit u is there for all threads, and all are done with unit u - 1, whose stage the next one takes
     u8* stage = stage_of(u);
     const u32 ws = FORMAT == 16 ? 0 : FINE ? __ldg((const u32*)scales + u) : __ldg(scales + u);
-    Totals sum = {};
-#if STEP_FORM == 70
-#pragma unroll 1  // eight times the code would not stay in the cache
-#else
-    UNROLL
-#endif
-    for (int pass = 0; pass < PASSES; pass++) {
-      sum_pass(sum, stage, pass, !FOLDED ? UP : up_by(FINE ? ws >> 4 * (my_chunk(pass) & 6) & 255 : ws));
-      if (pass == 0) flight.ask(from, u + STAGES - 1, units);  // while the matrix unit has work
+    PASS_BY_PASS for (int first = 0; first < PASSES; first += SPAN) {
+      Totals sum = {};
+      PASS_BY_PASS for (int pass = first; pass < first + SPAN; pass++) {
+        sum_pass(sum, stage, pass, !FOLDED ? UP : up_by(FINE ? ws >> 4 * (my_chunk(pass) & 6) & 255 : ws));
+        if (pass == 0) flight.ask(from, u + STAGES - 1, units);  // while the matrix unit has work
+      }
+      const u32 scale = SCALES == 4 ? ws >> 4 * first & 255 : ws;
+      add(total, sum, stage, first / SPAN, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(scale) : 1.f));
     }
-    add(total, sum, stage, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(ws) : 1.f));
     flight.leave(u, units);
   }
   __syncthreads();

@@ -8,14 +8,12 @@ from torch import Tensor
 from relight.kernels.build import Kernel
 from relight.kernels.codec import Fp8Weight, Weight
 from relight.kernels.forms import UNIT, Form
+from relight.kernels.linear.cuda import BLOCKS, quantising
 from relight.kernels.linear.step import MOST_FINE_SCALE, NAN_CODE, NAN_SCALE
 from relight.kernels.tiles import Tile, narrow_tile, wide_tile
 from relight.kernels.toolbox import Toolbox
 
 SOURCE = "linear/given.cu"
-
-BLOCKS = (128, 32)
-"""Of E4M3 scales: V4's and V4.1's."""
 
 WHOLE = 128
 """Outputs of a group are a multiple of this, and so of the rows of any tile."""
@@ -73,7 +71,7 @@ def product(form: Form, tile: Tile, boundary_bf16: bool) -> Product:
     x = " x bf16" if (tile.format, tile.x_bytes) == (8, 2) else ""
     to = "bf16" if boundary_bf16 else "f32"
     name = f"given linear {weights}{x} in {tile.rows} x {tile.tokens} to {to}"
-    macros = (*tile.macros(form), ("Y_BF16", int(boundary_bf16)))
+    macros = (*tile.macros(quantising(form, tile.block)), ("Y_BF16", int(boundary_bf16)))
     shared = tile.shared_bytes(form, 2 if boundary_bf16 else 4)
     return Product(Kernel(name, SOURCE, "given_linear", macros), tile, shared)
 
@@ -88,7 +86,7 @@ class GivenLinear:
     def takes(self, x: Tensor, w: Weight, quantised: bool) -> bool:
         """Whether this call is one of those: the same for all rows of a call site."""
         if isinstance(w, Fp8Weight):
-            return quantised and (w.block == 128 or self._tools.form.bf16)
+            return quantised
         return self._tools.form.bf16 and x.dtype == torch.bfloat16
 
     def takes_groups(self, x: Tensor, w: Weight, boundary: torch.dtype) -> bool:
@@ -107,9 +105,9 @@ class GivenLinear:
         which are twice the bytes, but where a device has no instruction that decodes they save
         more operations (`cuda/tile.cuh`)."""
         form = self._tools.form
-        if w.block == 32 or (form.bf16 and not form.converts_e4m3):
+        if form.bf16 and (w.block == 32 or not form.converts_e4m3):
             return self._tools.round(x, w.block), None
-        return self._tools.quantise(x)
+        return self._tools.quantise(x, w.block)
 
     def multiply(
         self, x: Tensor, scales: Tensor | None, w: Weight, boundary: torch.dtype, groups: int = 1
@@ -163,7 +161,7 @@ def _count(rows: int, outputs: int, tile: Tile) -> int:
 def kernels(form: Form) -> list[Kernel]:
     """Those of V4-Flash and V4.1-Flash with the boundaries that official numerics have there."""
     if not form.bf16:
-        kinds = [(8, 1, 128, False)]
+        kinds = [(8, 1, block, False) for block in BLOCKS]
     else:
         codes = [(8, 1, 128, True)] if form.converts_e4m3 else []
         fp8 = [*codes, (8, 2, 128, True), (8, 2, 32, True)]
