@@ -73,10 +73,9 @@ def watching() -> Iterator[Seen]:
         seen.stored.append(values.float().cpu())
         put(rows, at, values)
 
-    def see_select(q: Tensor, weights: Tensor, *args: Any) -> Tensor:
-        entries = select(q, weights, *args)
-        *rest, _, family, _ = args
-        magnitude = index.scores(q, weights.abs(), *rest, family)
+    def see_select(asked: index.Asked, *args: Any) -> Tensor:
+        entries = select(asked, *args)
+        magnitude = index.scores(replace(asked, weights=asked.weights.abs()))
         noise = 3 * 2.0**-9 * magnitude.clamp(min=0).cpu()
         noise = torch.nn.functional.pad(noise, (0, 80 - noise.shape[1]))
         seen.lists.append(Listed(entries.cpu(), noise))

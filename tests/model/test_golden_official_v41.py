@@ -8,7 +8,7 @@ by how much, is said in tests/golden/README.md; the counts are printed (`pytest 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -72,9 +72,8 @@ def watching() -> Iterator[Seen]:
     kept = store.put, index.select, index.select_and_publish, index.select_within, moe.route
     put, select, publish, within, route = kept
 
-    def note(entries: Tensor, args: Sequence[Any]) -> Tensor:
-        q, weights, *rest = args
-        magnitude = index.scores(q, weights.abs(), *rest[:4], args[-2]).clamp(min=0).cpu()
+    def note(entries: Tensor, asked: index.Asked) -> Tensor:
+        magnitude = index.scores(replace(asked, weights=asked.weights.abs())).clamp(min=0).cpu()
         noise = torch.nn.functional.pad(3 * 2.0**-9 * magnitude, (0, 301 - magnitude.shape[1]))
         seen.lists.append(Listed(entries.cpu(), noise))
         return entries
@@ -83,10 +82,10 @@ def watching() -> Iterator[Seen]:
         seen.stored.append(values.float().cpu())
         put(rows, at, values)
 
-    def see_publish(*args: Any) -> tuple[Tensor, Tensor]:
-        entries, blocks = publish(*args)
+    def see_publish(asked: index.Asked, *args: Any) -> tuple[Tensor, Tensor]:
+        entries, blocks = publish(asked, *args)
         seen.blocks.append(blocks.cpu())
-        return note(entries, args), blocks
+        return note(entries, asked), blocks
 
     def see_route(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         ids, weights = route(*args, **kwargs)
@@ -94,8 +93,8 @@ def watching() -> Iterator[Seen]:
         return ids, weights
 
     store.put, moe.route, index.select_and_publish = see_put, see_route, see_publish
-    index.select = lambda *args: note(select(*args), args)
-    index.select_within = lambda *args: note(within(*args), args)
+    index.select = lambda asked, *args: note(select(asked, *args), asked)
+    index.select_within = lambda asked, *args: note(within(asked, *args), asked)
     try:
         yield seen
     finally:
