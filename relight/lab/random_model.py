@@ -66,7 +66,7 @@ NARROW: Mapping[str, Any] = {
     "experts_per_token": 2,
     "moe_intermediate_size": 128,
     "index_heads": 4,
-    "index_topk": 64,
+    "index_topk": 32,
 }
 """For a processor: every op, at a thousandth of the size."""
 

@@ -149,9 +149,13 @@ class Attention:
             self._index_keys(x, segment, where, state)
         if not entries.places.shape[1]:
             return None
-        if self.index_compressor is None:
+        if self.index_compressor is None or self._sees_all(entries):
             return all_entries(segment, entries)
         return chosen_entries(segment, entries, self._select(x, low_rank, segment, entries, state))
+
+    def _sees_all(self, entries: EntryAddresses) -> bool:
+        """Whether no row sees more entries than would be selected."""
+        return entries.places.shape[1] <= self.config.index_topk
 
     def _index_keys(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> None:
         ratio = self.layer.ratio

@@ -17,7 +17,7 @@ from relight.kernels import index
 from relight.kernels.attend import Keys, attend
 from relight.kernels.linear import grouped
 from relight.kernels.row_ops import NO_KERNELS, Ops
-from relight.model.addresses import EntryAddresses, chosen_entries
+from relight.model.addresses import EntryAddresses, all_entries, chosen_entries
 from relight.model.attention import Addresses, Attention
 from relight.model.compressor import Compressor
 from relight.model.inputs import Segment
@@ -101,11 +101,19 @@ class Csa2(Attention):
             self._store_entries(x, segment, where, state)
         if self.queries is not None:
             places = None
-            if entries.places.shape[1]:
+            if entries.places.shape[1] and self._sees_all(entries):
+                places = all_entries(segment, entries)
+            elif entries.places.shape[1]:
                 chosen = self._choose(x, low_rank, segment, entries, state, shared)
                 places = chosen_entries(segment, entries, chosen)
             shared.places[self.layer.index] = places
         return shared.places[self.layer.index_source]
+
+    def _sees_all(self, entries: EntryAddresses) -> bool:
+        """The candidate source selects all the same: it publishes blocks, which it must score."""
+        candidates = self.config.candidates
+        assert candidates is not None
+        return self.layer.index != candidates.source and super()._sees_all(entries)
 
     def _store_entries(
         self, x: Tensor, segment: Segment, where: Addresses, state: LayerState
