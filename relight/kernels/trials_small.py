@@ -69,6 +69,7 @@ def small_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
         *vector_trials(tools, device, boundary),
         *compress_trials(tools, device, boundary),
         *route_trials(tools, device),
+        route_trials(tools, device, experts=384)[0],
         shared_trial(tools, device, boundary),
         sample_trial(tools, device),
     ]
@@ -99,16 +100,31 @@ def hyper_trials(
         return joined(mix.pre, mix.post, mix.comb, read, y)
 
     def head(x: Tensor) -> Tensor:
-        return fast.read_by_head(x, fn[:hc], base[:hc], scale[:1], norm, **epsilons)
+        return joined(*fast.read_by_head(x, fn[:hc], base[:hc], scale[:1], norm, **epsilons))
 
     def head_reference(x: Tensor) -> Tensor:
         pre = hyper.head(x, fn[:hc], base[:hc], scale[:1], family="step", **epsilons)
-        return rms_norm(hyper.collapse(x, pre, boundary), norm, EPS, boundary)
+        return read_by(x, pre)
+
+    def read_by(x: Tensor, pre: Tensor) -> Tensor:
+        plain = hyper.collapse(x, pre, boundary)
+        return joined(plain, rms_norm(plain, norm, EPS, boundary))
+
+    def weights(x: Tensor) -> Tensor:
+        """Of the streams, which a row has in any company."""
+        return x[:, :, 0].float().sigmoid()
+
+    def read(x: Tensor) -> Tensor:
+        return joined(fast.mean(x), *fast.read(x, weights(x), norm, EPS))
+
+    def read_reference(x: Tensor) -> Tensor:
+        return joined(hyper.mean(x, boundary), read_by(x, weights(x)))
 
     tolerance = FEW_STEPS if boundary == torch.bfloat16 else 2 * ALMOST
     return [
         Trial(HYPER, f"4 streams of {width}", streams, kernel, reference, tolerance),
         Trial(HYPER, f"head, 4 of {width}", streams, head, head_reference, tolerance),
+        Trial(HYPER, f"given weights, 4 of {width}", streams, read, read_reference, tolerance),
     ]
 
 

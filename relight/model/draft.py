@@ -14,14 +14,13 @@ from torch import Tensor
 from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.cache.layout import window_ring_rows
-from relight.kernels import hyper, store
+from relight.kernels import store
 from relight.kernels.attend import Keys, attend
 from relight.kernels.codec import DenseWeight
 from relight.kernels.linear import grouped, linear
-from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.kernels.rows import Rows
-from relight.model.addresses import NO_KEY, pad_keys, ring_addresses
+from relight.model.addresses import NO_KEY, RingAddresses, pad_keys, ring_addresses
 from relight.model.attention import Attention
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
@@ -84,17 +83,17 @@ class Draft:
             Stage(inner, number, stage, numerics, self.boundary, ops)
             for number, stage in enumerate(weights.stages)
         )
+        self.mhc = Mhc(config, self.boundary, ops)
 
     @torch.inference_mode()
     def keep(self, taps: Tensor, segment: Segment, rings: Sequence[Rows]) -> None:
         """Stores the rows of a segment whose tokens are committed; taps [rows, taps * D]."""
         w, quantised = self.weights, self.numerics.quantised
         main = linear(taps, w.main_proj, segment.family, quantised, self.boundary)
-        main = rms_norm(main, w.main_norm, self.config.rms_norm_eps, self.boundary)
+        main = self.stages[0].vectors.norm(main, w.main_norm, segment)
         where = ring_addresses(segment, window_ring_rows(self.config), 0)
         for stage, ring in zip(self.stages, rings, strict=True):
-            rows = stage.row(main, segment)
-            store.put(ring, where.places, rows[where.kept])
+            stage.keep(main, segment, ring, where)
 
     @torch.inference_mode()
     def propose(
@@ -151,10 +150,9 @@ class Draft:
         """Place i is of the token behind the i-th row's; each follows from the one before it."""
         w, c, family = self.weights, self.config, segment.family
         if w.hyper_head is not None:
-            parts = (w.hyper_head.fn, w.hyper_head.base, w.hyper_head.scale)
-            pre = hyper.head(streams, *parts, eps=c.hc_eps, norm_eps=c.rms_norm_eps, family=family)
-        x = hyper.collapse(streams, pre, self.boundary)
-        normed = rms_norm(x, w.norm, c.rms_norm_eps, self.boundary)
+            x, normed = self.mhc.read_by_head(streams, w.hyper_head, w.norm, segment)
+        else:
+            x, normed = self.mhc.read(streams, pre, w.norm, segment)
         shape = (anchors.shape[0], c.draft.block_size, -1)
         base = linear(normed, self.head, family, False, torch.float32).view(shape)
         x = x.view(shape)
@@ -189,11 +187,11 @@ class Stage(Attention):
         self.moe = Moe(config, weights.ffn, numerics, boundary, ops)
         self.mhc = Mhc(config, boundary, ops)
 
-    def row(self, x: Tensor, segment: Segment) -> Tensor:
-        """The window rows [rows, K] of x [rows, D], not rounded."""
-        kv = self._linear(x, self.weights.wkv, segment)
-        kv = rms_norm(kv, self.weights.kv_norm, self.config.rms_norm_eps, self.boundary)
-        return self._rotate(kv, segment.positions)
+    def keep(self, x: Tensor, segment: Segment, ring: Rows, where: RingAddresses) -> None:
+        """Stores the window rows of x [rows, D] that a ring keeps."""
+        kv = self._linear(x, self.weights.wkv, segment)[where.kept]
+        at = segment.positions[where.kept]
+        self.vectors.keep(kv, self.weights.kv_norm, segment, ring, where.places, at)
 
     def advance(
         self, streams: Tensor, pre: Tensor, segment: Segment, ring: Rows, seen: Seen

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from relight.kernels import hyper
+from relight.kernels.hyper.step import StepHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.inputs import Segment
@@ -29,8 +30,8 @@ class Mhc:
     ) -> tuple[hyper.Mix, Tensor]:
         """The mix of streams [rows, hc, D], and what the sublayer behind them reads [rows, D]: by
         `pre` [rows, hc] of the sublayer before, or by the mix's own."""
-        c, fast = self.config, self.ops.of(segment.family).hyper
-        if fast and fast.takes(streams, self.boundary):
+        c = self.config
+        if fast := self._fast(streams, segment):
             return fast.mix_and_read(
                 streams,
                 weights.fn,
@@ -43,7 +44,7 @@ class Mhc:
                 norm_eps=c.rms_norm_eps,
             )
         mix = self.mix(streams, weights, segment)
-        return mix, self.read(streams, mix.pre if pre is None else pre, norm)
+        return mix, self.read(streams, mix.pre if pre is None else pre, norm, segment)[1]
 
     def mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
         """Of streams [rows, hc, D], for the sublayer in front of which they stand."""
@@ -59,10 +60,38 @@ class Mhc:
             family=segment.family,
         )
 
-    def read(self, streams: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
-        """What a sublayer gets of streams [rows, hc, D] by pre [rows, hc]: [rows, D], normed."""
+    def read(
+        self, streams: Tensor, pre: Tensor, norm: Tensor, segment: Segment
+    ) -> tuple[Tensor, Tensor]:
+        """What a sublayer gets of streams [rows, hc, D] by pre [rows, hc]: [rows, D], before and
+        behind the norm."""
+        eps = self.config.rms_norm_eps
+        if fast := self._fast(streams, segment):
+            return fast.read(streams, pre, norm, eps)
         x = hyper.collapse(streams, pre, self.boundary)
-        return rms_norm(x, norm, self.config.rms_norm_eps, self.boundary)
+        return x, rms_norm(x, norm, eps, self.boundary)
+
+    def read_by_head(
+        self, streams: Tensor, weights: HyperWeights, norm: Tensor, segment: Segment
+    ) -> tuple[Tensor, Tensor]:
+        """The same by the weights of V4's head: fn [hc, hc * D], base [hc], scale [1]."""
+        parts = (weights.fn, weights.base, weights.scale)
+        eps, norm_eps = self.config.hc_eps, self.config.rms_norm_eps
+        if fast := self._fast(streams, segment):
+            return fast.read_by_head(streams, *parts, norm, eps=eps, norm_eps=norm_eps)
+        pre = hyper.head(streams, *parts, eps=eps, norm_eps=norm_eps, family=segment.family)
+        x = hyper.collapse(streams, pre, self.boundary)
+        return x, rms_norm(x, norm, norm_eps, self.boundary)
+
+    def mean(self, streams: Tensor, segment: Segment) -> Tensor:
+        """Over the streams: [rows, D]."""
+        if fast := self._fast(streams, segment):
+            return fast.mean(streams)
+        return hyper.mean(streams, self.boundary)
+
+    def _fast(self, streams: Tensor, segment: Segment) -> StepHyper | None:
+        fast = self.ops.of(segment.family).hyper
+        return fast if fast and fast.takes(streams, self.boundary) else None
 
     def spread(self, out: Tensor, streams: Tensor, mix: hyper.Mix) -> Tensor:
         """The streams behind a sublayer that gave out [rows, D]."""

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from relight.base.config import LayerSpec, ModelConfig
 from relight.base.numerics import Numerics
-from relight.kernels import hyper
 from relight.kernels.linear import linear
-from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import Ops
 from relight.model.attention import Addresses, Attention, addresses
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
 from relight.model.state import LayerState
 from relight.model.streams import Mhc
-from relight.model.weights import LayerWeights, ModelWeights
+from relight.model.weights import HyperWeights, LayerWeights, ModelWeights
 
 
 class Block:
@@ -66,6 +64,7 @@ class Transformer:
             Block(config, layer, layer_weights, numerics, self.boundary, weights.ops)
             for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
         )
+        self.mhc = Mhc(config, self.boundary, weights.ops)
 
     @torch.inference_mode()
     def forward(
@@ -81,7 +80,7 @@ class Transformer:
         for number, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
             streams = block.forward(streams, segment, where, state)
             if taps is not None and number in self.config.draft.target_layers:
-                taps.append(hyper.mean(streams, self.boundary))
+                taps.append(self.mhc.mean(streams, segment))
         return self.head(streams[segment.sample_rows], segment)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -91,18 +90,7 @@ class Transformer:
 
     def head(self, streams: Tensor, segment: Segment) -> Tensor:
         """streams [rows, hc, D] -> logits [rows, V] float32."""
-        x = self._read(streams, segment)
-        return linear(x, self.weights.head, segment.family, quantised=False, boundary=torch.float32)
-
-    def _read(self, streams: Tensor, segment: Segment) -> Tensor:
-        """What the head gets of streams [rows, hc, D]: [rows, D], normed."""
-        w, c = self.weights, self.config
-        fast = w.ops.of(segment.family).hyper
-        fn, base, scale, eps = w.hc_head_fn, w.hc_head_base, w.hc_head_scale, c.rms_norm_eps
-        if fast and fast.takes(streams, self.boundary):
-            return fast.read_by_head(streams, fn, base, scale, w.norm, eps=c.hc_eps, norm_eps=eps)
-        pre = hyper.head(
-            streams, fn, base, scale, eps=c.hc_eps, norm_eps=eps, family=segment.family
-        )
-        x = hyper.collapse(streams, pre, self.boundary)
-        return rms_norm(x, w.norm, c.rms_norm_eps, self.boundary)
+        w = self.weights
+        weights = HyperWeights(w.hc_head_fn, w.hc_head_base, w.hc_head_scale)
+        _, x = self.mhc.read_by_head(streams, weights, w.norm, segment)
+        return linear(x, w.head, segment.family, quantised=False, boundary=torch.float32)

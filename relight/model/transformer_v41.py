@@ -13,9 +13,7 @@ from torch import Tensor
 
 from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
-from relight.kernels import hyper
 from relight.kernels.linear import linear
-from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import Ops
 from relight.model.addresses import window_keys
 from relight.model.attention import Addresses, addresses
@@ -80,7 +78,7 @@ class BlockV41:
         self, streams: Tensor, pre: Tensor, segment: Segment, where: Addresses, state: LayerState
     ) -> None:
         """Stores what `forward` would, for rows that go no further."""
-        x = self.mhc.read(streams, pre, self.weights.attention_norm)
+        _, x = self.mhc.read(streams, pre, self.weights.attention_norm, segment)
         self.attention.remember(x, segment, where, state)
 
 
@@ -100,6 +98,7 @@ class TransformerV41:
             BlockV41(config, layer, layer_weights, numerics, self.boundary, weights.ops)
             for layer, layer_weights in zip(config.layers, weights.layers, strict=True)
         )
+        self.mhc = Mhc(config, self.boundary, weights.ops)
         assert config.candidates is not None
         self.encoder = self.blocks[: config.candidates.source + 1]
 
@@ -121,7 +120,7 @@ class TransformerV41:
                 where = replace(where, window_index=seen)
             streams = block.recall(streams, recalled[number], segment)
             if taps is not None and number in self.config.draft.target_layers:
-                taps.append(hyper.mean(streams, self.boundary))
+                taps.append(self.mhc.mean(streams, segment))
             streams, pre = block.forward(streams, pre, segment, where, states[number], shared)
         rows = segment.sample_rows
         return self.head(streams[rows], pre[rows], segment)
@@ -166,6 +165,5 @@ class TransformerV41:
     def head(self, streams: Tensor, pre: Tensor, segment: Segment) -> Tensor:
         """streams [rows, hc, D], pre [rows, hc] -> logits [rows, V] float32."""
         w = self.weights
-        x = hyper.collapse(streams, pre, self.boundary)
-        x = rms_norm(x, w.norm, self.config.rms_norm_eps, self.boundary)
+        _, x = self.mhc.read(streams, pre, w.norm, segment)
         return linear(x, w.head, segment.family, quantised=False, boundary=torch.float32)

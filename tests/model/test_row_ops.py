@@ -45,7 +45,7 @@ LAUNCHED = {
     | {"pool", "put_raw", "norm rope fp8 row", "plain norm rope values", "rope hadamard fp4 grid"},
     "v41": BOTH
     | {"norm rope fp8-all row", "norm rope fp4 row", "rope fp4-fine row", "rope fp4 grid"}
-    | {"pool", "put_raw", "table_rows", "gather", "gate"},
+    | {"pool", "put_raw", "read_streams", "table_rows", "gather", "gate"},
 }
 GIVEN = {"copy_rows"}
 """Besides, of given rows: they read what a scratch holds, not a ring."""

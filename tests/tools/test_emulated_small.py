@@ -85,6 +85,7 @@ def test_groups_are_pooled_and_stored(tools: Toolbox, family) -> None:
 
 def test_rows_are_routed_and_drawn(tools: Toolbox) -> None:
     passes([*route_trials(tools, CPU), sample_trial(tools, CPU, vocab=999)])
+    passes(route_trials(tools, CPU, experts=384)[:1])
 
 
 def test_the_shared_expert_is_gated_and_added(tools: Toolbox) -> None:
@@ -109,6 +110,16 @@ def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) ->
     )
     wanted = rms_norm(hyper.collapse(streams, pre, boundary), norm, EPS, boundary)
     assert_bits_equal(found, wanted)
+
+
+def test_streams_read_by_given_weights_have_the_bits_of_the_definition(tools: Toolbox) -> None:
+    boundary, fast, norm = boundary_of(tools), StepHyper(tools), torch.rand(512)
+    streams, pre = randoms(3, 4, 512, device=CPU, dtype=boundary), torch.rand(3, 4)
+    wanted = hyper.collapse(streams, pre, boundary)
+    plain, normed = fast.read(streams, pre, norm, EPS)
+    assert_bits_equal(plain, wanted)
+    assert_bits_equal(normed, rms_norm(wanted, norm, EPS, boundary))
+    assert_bits_equal(fast.mean(streams), hyper.mean(streams, boundary))
 
 
 def test_norms_have_the_bits_of_the_definition(tools: Toolbox) -> None:

@@ -14,8 +14,8 @@ SLICE = 128
 PARTS = 32
 """Of the source: values that a block of `mix_parts` sums, and what it leaves for each row."""
 
-WIDTH = 4096
-"""Of V4-Flash."""
+WIDTHS = (4096, 5120)
+"""Of V4-Flash and V4.1-Flash."""
 
 
 def block(width: int) -> Block | None:
@@ -35,6 +35,10 @@ def spread(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
     return _kernel("spread", "spread", form, block, boundary, HC * (2 + HC))
 
 
+def read_streams(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
+    return _kernel("read", "read_streams", form, block, boundary, HC * (2 + HC))
+
+
 def _kernel(
     what: str, entry: str, form: Form, block: Block, boundary: torch.dtype, outputs: int
 ) -> Kernel:
@@ -45,9 +49,12 @@ def _kernel(
 
 
 def kernels(form: Form) -> list[Kernel]:
+    """V4.1 has no head of its own."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    held = block(WIDTH)
-    assert held is not None
-    makes, outputs = (mix_parts, mix_end), (HC * (2 + HC), HC)
-    mixes = [make(form, held, boundary, count) for make in makes for count in outputs]
-    return [*mixes, spread(form, held, boundary)]
+    makes, found = (mix_parts, mix_end), []
+    for width, outputs in zip(WIDTHS, ((HC * (2 + HC), HC), (HC * (2 + HC),)), strict=True):
+        held = block(width)
+        assert held is not None
+        found += [make(form, held, boundary, count) for make in makes for count in outputs]
+        found += [make(form, held, boundary) for make in (spread, read_streams)]
+    return found

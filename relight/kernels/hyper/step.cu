@@ -69,11 +69,43 @@ D float sinkhorn(float c, int iterations, float eps) {
   return c;
 }
 
+// The streams of a row [HC, WIDTH] by weights.
+D void collapse(const In* streams, const float (&by)[HC], Pairs& v) {
+  UNROLL for (int j = 0; j < PAIRS; j++) {
+    float read[HC][2];
+    UNROLL for (int k = 0; k < HC; k++) read_pair(streams + k * WIDTH + place(j), read[k]);
+    UNROLL for (int b = 0; b < 2; b++) {
+      float all[HC];
+      UNROLL for (int k = 0; k < HC; k++) all[k] = mul(read[k][b], by[k]);
+      v[j][b] = rounded(tree(all));
+    }
+  }
+}
+
+// streams [n, HC, WIDTH] by `reading` [n, HC], or their mean where that is null -> plain [n, WIDTH], and x, the same normed. Either may
+// be null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    read_streams(const In* streams, const float* reading, const float* weight, float norm_eps, Out* x, Out* plain) {
+  __shared__ Room room;
+  const i64 row = blockIdx.x;
+  wait_for_previous();
+  float by[HC];
+  UNROLL for (int k = 0; k < HC; k++) by[k] = reading ? reading[row * HC + k] : 1.f / HC;  // exact, before or behind the sum
+  Pairs v;
+  collapse(streams + row * HC * WIDTH, by, v);
+  if (plain) write_row(plain + row * WIDTH, v);
+  if (!x) return;
+  norm(v, weight, norm_eps, room);
+  write_row(x + row * WIDTH, v);
+}
+
 // A block a row, with one warp more than hold it. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
-// [n, HC], or by this row's own pre where that is null, normed. Of a head only x comes out.
+// [n, HC], or by this row's own pre where that is null, normed, and as `plain`, if that is wanted, before. Of a head only these come
+// out.
 extern "C" __global__ void __launch_bounds__(THREADS + 32)
     mix_end(const float* parts, const float* base, const float* scale, const In* streams, const float* reading,
-            const float* weight, float eps, float norm_eps, int iterations, float* pre, float* post, float* comb, Out* x) {
+            const float* weight, float eps, float norm_eps, int iterations, float* pre, float* post, float* comb, Out* x,
+            Out* plain) {
   __shared__ float sums[WARPS][PARTS];
   __shared__ Room room;
   const i64 row = blockIdx.x;
@@ -97,15 +129,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
   if (!last) {
     float by[HC];
     UNROLL for (int k = 0; k < HC; k++) by[k] = reading ? reading[row * HC + k] : __shfl_sync(~0u, own, k);
-    UNROLL for (int j = 0; j < PAIRS; j++) {
-      float read[HC][2];
-      UNROLL for (int k = 0; k < HC; k++) read_pair(streams + (row * HC + k) * WIDTH + place(j), read[k]);
-      UNROLL for (int b = 0; b < 2; b++) {
-        float all[HC];
-        UNROLL for (int k = 0; k < HC; k++) all[k] = mul(read[k][b], by[k]);
-        v[j][b] = rounded(tree(all));
-      }
-    }
+    collapse(streams + row * HC * WIDTH, by, v);
+    if (plain) write_row(plain + row * WIDTH, v);
     give_squares(v, room);
   }
   __syncthreads();

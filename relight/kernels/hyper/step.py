@@ -68,10 +68,46 @@ class StepHyper:
         *,
         eps: float,
         norm_eps: float,
-    ) -> Tensor:
-        """The streams [n, hc, D] by the weights of `hyper.head`, normed by `norm` [D]: [n, D]."""
-        nothing = (None, None, None)
-        return self._read(streams, fn, base, scale, None, norm, (eps, norm_eps), 0, nothing)
+    ) -> tuple[Tensor, Tensor]:
+        """The streams [n, hc, D] by the weights of `hyper.head`: [n, D], as they are and normed by
+        `norm` [D]."""
+        nothing, plain = (None, None, None), streams.new_empty((len(streams), streams.shape[2]))
+        epsilons = (eps, norm_eps)
+        given = (streams, fn, base, scale, None, norm, epsilons, 0, nothing)
+        return plain, self._read(*given, plain)
+
+    def read(
+        self, streams: Tensor, reading: Tensor, norm: Tensor, norm_eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The streams [n, hc, D] by `reading` [n, hc]: [n, D], as they are and normed by `norm`
+        [D]."""
+        n, _, width = streams.shape
+        plain, x = (streams.new_empty((n, width)) for _ in range(2))
+        self._collapse(streams, reading.contiguous(), norm, norm_eps, x, plain)
+        return plain, x
+
+    def mean(self, streams: Tensor) -> Tensor:
+        """`hyper.mean` of streams [n, hc, D]."""
+        n, _, width = streams.shape
+        found = streams.new_empty((n, width))
+        self._collapse(streams, None, None, 0.0, None, found)
+        return found
+
+    def _collapse(
+        self,
+        streams: Tensor,
+        reading: Tensor | None,
+        norm: Tensor | None,
+        norm_eps: float,
+        x: Tensor | None,
+        plain: Tensor,
+    ) -> None:
+        n, _, width = streams.shape
+        if n:
+            held = self._held(width)
+            kernel = cuda.read_streams(self._tools.form, held, streams.dtype)
+            launch = self._tools.load(kernel, held.threads)
+            launch((n, 1), streams, reading, norm, float(norm_eps), x, plain)
 
     def _read(
         self,
@@ -84,6 +120,7 @@ class StepHyper:
         epsilons: tuple[float, float],
         iterations: int,
         outputs: tuple[Tensor | None, Tensor | None, Tensor | None],
+        plain: Tensor | None = None,
     ) -> Tensor:
         n, hc, width = streams.shape
         x = streams.new_empty((n, width))
@@ -98,7 +135,8 @@ class StepHyper:
             end = cuda.mix_end(form, held, streams.dtype, count)
             last = self._tools.load(end, held.threads + 32)
             given = (parts, base, scale, own, _part(reading, part), norm, *epsilons, iterations)
-            last((rows, 1), *given, *(_part(one, part) for one in outputs), x[part])
+            made = (_part(one, part) for one in outputs)
+            last((rows, 1), *given, *made, x[part], _part(plain, part))
         return x
 
     def expand(self, out: Tensor, streams: Tensor, mix: Mix) -> Tensor:

@@ -10,8 +10,8 @@ SOURCE = "route/step.cu"
 WARP = 32
 """Threads of a block, one block a row."""
 
-EXPERTS, CHOSEN = 256, 6
-"""Of V4-Flash."""
+V4_SHAPE, V41_SHAPES = (256, 6), ((384, 6), (128, 3))
+"""Experts and how many are chosen; V4.1's draft has fewer."""
 
 
 def kernel(form: Form, experts: int, chosen: int, *, hashed: bool) -> Kernel:
@@ -26,4 +26,5 @@ def kernel(form: Form, experts: int, chosen: int, *, hashed: bool) -> Kernel:
 
 
 def kernels(form: Form) -> list[Kernel]:
-    return [kernel(form, EXPERTS, CHOSEN, hashed=hashed) for hashed in (False, True)]
+    v4 = [kernel(form, *V4_SHAPE, hashed=hashed) for hashed in (False, True)]
+    return [*v4, *(kernel(form, *shape, hashed=False) for shape in V41_SHAPES)]
