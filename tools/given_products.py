@@ -25,6 +25,18 @@ FP8 = (
     ("wo_b", 4096, 8192),
 )
 DENSE = (("router", 256, 4096, torch.float32), ("weights_proj", 64, 4096, BF16))
+TRIED = (
+    ("128 x 128, 3 stages", 1, (4, 2, 8, 1, 3)),
+    ("128 x 128, 4 stages", 1, (4, 2, 8, 1, 4)),
+    ("128 x 128, 6 stages", 1, (4, 2, 8, 1, 6)),
+    ("128 x 64, two blocks", 1, (4, 1, 8, 2, 4)),
+    ("64 x 128, two blocks", 1, (2, 2, 8, 2, 4)),
+    ("128 x 64, warps of 32", 1, (4, 2, 4, 1, 4)),
+    ("128 x 128, values", 2, (4, 2, 8, 1, 4)),
+    ("128 x 64, two blocks, values", 2, (4, 1, 8, 2, 4)),
+)
+"""How, bytes of a token's value, and of the tile: warps along rows and tokens, tokens of a warp by
+8, blocks a processor, stages."""
 GROUPS = 8
 COPIES = 2
 RATE_SIZE = 8192
@@ -98,26 +110,17 @@ class ByTile(GivenLinear):
 
 def tried(tools: Toolbox, device: torch.device) -> Iterator[Case]:
     """Other tiles and stages than those that are taken, and tokens as values where codes are: what
-    might be faster for many rows. All give the same bits."""
-    rows, outputs, inner = 8192, 4096, 8192
-    w, x = fp8_weight(outputs, inner, device), tokens(rows, inner, device, BF16)
-    values = tools.round(x, 128)
-    codes, scales = tools.quantise(x)
-    for name, x_bytes, (row_warps, token_warps, token_tiles, blocks, stages) in (
-        ("128 x 128, 3 stages", 1, (4, 2, 8, 1, 3)),
-        ("128 x 128, 4 stages", 1, (4, 2, 8, 1, 4)),
-        ("128 x 128, 6 stages", 1, (4, 2, 8, 1, 6)),
-        ("128 x 64, two blocks", 1, (4, 1, 8, 2, 4)),
-        ("64 x 128, two blocks", 1, (2, 2, 8, 2, 4)),
-        ("128 x 64, warps of 32", 1, (4, 2, 4, 1, 4)),
-        ("128 x 128, values", 2, (4, 2, 8, 1, 4)),
-        ("128 x 64, two blocks, values", 2, (4, 1, 8, 2, 4)),
-    ):
-        tile = Tile(8, x_bytes, 128, row_warps, token_warps, 2, token_tiles, blocks, stages)
-        fast = ByTile(tools, tile)
-        x, sx = (codes, scales) if x_bytes == 1 else (values, None)
-        run = partial(fast.multiply, x, sx, w, BF16)
-        yield Case(f"wo_b by {name}", rows, 2 * rows * outputs * inner, [run], [], [])
+    might be faster for many rows, along a long K and a short one. All give the same bits."""
+    rows = 8192
+    for name, outputs, inner in (("wo_b", 4096, 8192), ("wq_b", 32_768, 1024)):
+        w, x = fp8_weight(outputs, inner, device), tokens(rows, inner, device, BF16)
+        tokens_of = {1: tools.quantise(x), 2: (tools.round(x, 128), None)}
+        for how, x_bytes, (row_warps, token_warps, token_tiles, blocks, stages) in TRIED:
+            tile = Tile(8, x_bytes, 128, row_warps, token_warps, 2, token_tiles, blocks, stages)
+            multiply = ByTile(tools, tile).multiply
+            codes, scales = tokens_of[x_bytes]
+            run = partial(multiply, codes, scales, w, BF16)
+            yield Case(f"{name} by {how}", rows, 2 * rows * outputs * inner, [run], [], [])
 
 
 def rate_run(device: torch.device) -> tuple[Callable[[], object], int]:
