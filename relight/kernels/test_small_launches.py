@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from relight.base.formats import float_row, index_row, kv_row, window_row_v41
+from relight.base.formats import (
+    compressed_row_v41,
+    float_row,
+    index_row,
+    kv_row,
+    window_row_v41,
+)
 from relight.kernels.attend import Keys
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.block import block_of
@@ -114,9 +120,10 @@ def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
     assert not vectors.takes(QUERIES, some(1, 2, 512), BF16, 32)
     assert not vectors.takes(QUERIES, some(1, 2, 256), BF16, 64)
     assert not vectors.takes(INDEX_QUERIES, some(1, 2, 512), BF16, 64)
-    kept = [kv_row(512, 64), window_row_v41(512), kv_row(512, 128), index_row(128), float_row(512)]
-    ways = [way_into(Rows.empty(stored, 2, CPU)) is not None for stored in kept]
-    assert ways == [True, True, False, False, False]
+    kept = (kv_row(512, 64), window_row_v41(512), index_row(128), compressed_row_v41(512))
+    assert all(way_into(Rows.empty(stored, 2, CPU)) for stored in kept)
+    left = (kv_row(512, 128), float_row(512))
+    assert not any(way_into(Rows.empty(stored, 2, CPU)) for stored in left)
     ring = some(4, 24, 2048, dtype=F32)
     compress = StepCompress(tools)
     assert not compress.takes(ring, 4, Rows.empty(float_row(512), 2, CPU), 64)
@@ -124,6 +131,9 @@ def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
     assert not compress.takes(ring, 4, rows, 32)
     assert not compress.takes(ring, 2, rows, 64)
     assert not compress.takes(ring[:, :6], 4, rows, 64)
+    assert compress.takes_latents(some(4, 24, 1024, dtype=F32), 2, 512)
+    assert not compress.takes_latents(some(4, 24, 1024, dtype=F32), 3, 512)
+    assert not compress.takes_latents(some(4, 24, 512, dtype=F32), 2, 256)
     assert not StepRoute(tools).takes(some(1, 24, dtype=F32), 6)
 
 
