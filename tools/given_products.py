@@ -26,17 +26,18 @@ FP8 = (
 )
 DENSE = (("router", 256, 4096, torch.float32), ("weights_proj", 64, 4096, BF16))
 TRIED = (
-    ("128 x 128, 3 stages", 1, (4, 2, 8, 1, 3)),
-    ("128 x 128, 4 stages", 1, (4, 2, 8, 1, 4)),
-    ("128 x 128, 6 stages", 1, (4, 2, 8, 1, 6)),
-    ("128 x 64, two blocks", 1, (4, 1, 8, 2, 4)),
-    ("64 x 128, two blocks", 1, (2, 2, 8, 2, 4)),
-    ("128 x 64, warps of 32", 1, (4, 2, 4, 1, 4)),
-    ("128 x 128, values", 2, (4, 2, 8, 1, 4)),
-    ("128 x 64, two blocks, values", 2, (4, 1, 8, 2, 4)),
+    ("128 x 128, 3 stages", 1, (4, 2, 8, 1, 3, 1)),
+    ("128 x 128, 4 stages", 1, (4, 2, 8, 1, 4, 1)),
+    ("128 x 128, 6 stages", 1, (4, 2, 8, 1, 6, 1)),
+    ("128 x 128, 6 stages, 2 a turn", 1, (4, 2, 8, 1, 6, 2)),
+    ("128 x 64, two blocks", 1, (4, 1, 8, 2, 4, 1)),
+    ("64 x 128, two blocks", 1, (2, 2, 8, 2, 4, 1)),
+    ("128 x 64, warps of 32", 1, (4, 2, 4, 1, 4, 1)),
+    ("128 x 128, values", 2, (4, 2, 8, 1, 4, 1)),
+    ("128 x 64, two blocks, values", 2, (4, 1, 8, 2, 4, 1)),
 )
 """How, bytes of a token's value, and of the tile: warps along rows and tokens, tokens of a warp by
-8, blocks a processor, stages."""
+8, blocks a processor, stages, and units of a turn."""
 GROUPS = 8
 COPIES = 2
 RATE_SIZE = 8192
@@ -115,8 +116,8 @@ def tried(tools: Toolbox, device: torch.device) -> Iterator[Case]:
     for name, outputs, inner in (("wo_b", 4096, 8192), ("wq_b", 32_768, 1024)):
         w, x = fp8_weight(outputs, inner, device), tokens(rows, inner, device, BF16)
         tokens_of = {1: tools.quantise(x), 2: (tools.round(x, 128), None)}
-        for how, x_bytes, (row_warps, token_warps, token_tiles, blocks, stages) in TRIED:
-            tile = Tile(8, x_bytes, 128, row_warps, token_warps, 2, token_tiles, blocks, stages)
+        for how, x_bytes, (row_warps, token_warps, *rest) in TRIED:
+            tile = Tile(8, x_bytes, 128, row_warps, token_warps, 2, *rest)
             multiply = ByTile(tools, tile).multiply
             codes, scales = tokens_of[x_bytes]
             run = partial(multiply, codes, scales, w, BF16)

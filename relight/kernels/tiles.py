@@ -22,6 +22,7 @@ class Tile:
     token_tiles: int  # of 8 tokens, a warp
     min_blocks: int = 1
     most_stages: int = MOST_STAGES
+    turn: int = 1  # units between two barriers
 
     @property
     def threads(self) -> int:
@@ -67,6 +68,7 @@ class Tile:
             ("TILES", self.tiles),
             ("TOKEN_TILES", self.token_tiles),
             ("STAGES", stages),
+            ("TURN", self.turn),
             ("COPIES", int(form.copies)),
             ("MIN_BLOCKS", self.min_blocks),
             ("STEP_FORM", form.number),

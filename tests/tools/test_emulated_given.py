@@ -3,16 +3,19 @@ row with the same bits alone and among others, in tiles of any size."""
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from relight.kernels.canary import relative_error
-from relight.kernels.codec import DenseWeight, Fp8Weight
+from relight.kernels.codec import DenseWeight, Fp8Weight, Weight
 from relight.kernels.linear import grouped, linear
 from relight.kernels.linear.given import GivenLinear, objection
 from relight.kernels.testing import assert_bits_equal
+from relight.kernels.tiles import Tile
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import TO_BF16, TO_F32, random_bytes, tokens
 from tools.emulate import emulated
@@ -101,3 +104,22 @@ def test_rows_are_near_their_definitions_and_alike_in_any_company(tools: Toolbox
 def test_no_rows_give_no_rows(tools: Toolbox) -> None:
     for kernel, _, x in products(tools, GivenLinear(tools)).values():
         assert kernel(x[:0]).shape[0] == 0
+
+
+class Turning(GivenLinear):
+    """Two units between barriers."""
+
+    def _tile(self, rows: int, w: Weight, x_bytes: int) -> Tile:
+        return replace(super()._tile(rows, w, x_bytes), turn=2, most_stages=6)
+
+
+@pytest.mark.parametrize("inner", [128, 640, 1024])
+def test_units_between_barriers_change_no_bit(tmp_path: Path, inner: int) -> None:
+    """Of an odd number of units, too, and of fewer than there are stages."""
+    folders = [tmp_path / name for name in ("turning", "plain")]
+    for folder in folders:
+        folder.mkdir()
+    turning, plain = (emulated("sm_90", folder) for folder in folders)
+    x, w = tokens(70, inner, CPU, F32), fp8(64, inner, 128)
+    found = Turning(turning).linear(x, w, F32)
+    assert_bits_equal(found, GivenLinear(plain).linear(x, w, F32))

@@ -21,7 +21,8 @@
 // of 8 x 8 that all walk the same K, where those of a step are four quarters of K, which would take four times the sums.
 //
 // Macros that decide bits: FORMAT (8 E4M3, 16 bf16), BLOCK, STEP_FORM and what of decode.cuh the form has. Macros that decide
-// speed only: ROW_WARPS, TOKEN_WARPS, TILES (of 16 rows, a warp), TOKEN_TILES (of 8), STAGES, COPIES, MIN_BLOCKS, PDL.
+// speed only: ROW_WARPS, TOKEN_WARPS, TILES (of 16 rows, a warp), TOKEN_TILES (of 8), STAGES, TURN (units between two barriers),
+// COPIES, MIN_BLOCKS, PDL.
 #pragma once
 #include "decode.cuh"
 
@@ -48,6 +49,7 @@ static_assert(TILE_TOKENS <= THREADS, "a thread copies the scale of one token");
 static_assert(128 % TILE_ROWS == 0, "a tile lies in one block of scales");
 static_assert(!FINE || WARP_ROWS == 32, "a warp's rows lie in one block of scales");
 static_assert(STAGE_BYTES % 16 == 0, "stages begin at whole 16 bytes");
+static_assert(STAGES >= 2 * TURN, "a turn is read and one is on its way");
 
 extern __shared__ uint4 stages[];  // [STAGES][STAGE_BYTES]
 D u8* stage_of(int u) { return (u8*)stages + u % STAGES * STAGE_BYTES; }
@@ -131,16 +133,16 @@ struct Flight {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   D void begin(Copied& from, int units) {
-    UNROLL for (int u = 0; u < STAGES - 1; u++) ask(from, u, units);
+    UNROLL for (int u = 0; u < STAGES - TURN; u++) ask(from, u, units);
   }
   D void enter() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2 * TURN) : "memory");
     __syncthreads();
   }
   D void leave(int, int) {}
 };
 #else
-static_assert(STAGES == 2, "one that is read and one that is written");
+static_assert(STAGES == 2 && TURN == 1, "one that is read and one that is written");
 struct Flight {  // a unit in registers
   uint4 w[W_EACH], x[X_EACH];
   float sx[SCALES + 1];  // + 1: there may be none
@@ -214,14 +216,15 @@ D void sum_tile(Totals& total, const Tile& tile, int units) {
   Flight flight;
   flight.begin(from, units);
   for (int u = 0; u < units; u++) {
-    flight.enter();  // unit u is there for all threads, and all are done with unit u - 1, whose stage the next one takes
+    // Units of this turn are there for all threads, and all are done with the turn before, whose stages the next ones take.
+    if (u % TURN == 0) flight.enter();
     u8* stage = stage_of(u);
     const u32 ws = FORMAT == 16 ? 0 : FINE ? __ldg((const u32*)scales + u) : __ldg(scales + u);
     PASS_BY_PASS for (int first = 0; first < PASSES; first += SPAN) {
       Totals sum = {};
       PASS_BY_PASS for (int pass = first; pass < first + SPAN; pass++) {
         sum_pass(sum, stage, pass, !FOLDED ? UP : up_by(FINE ? ws >> 4 * (my_chunk(pass) & 6) & 255 : ws));
-        if (pass == 0) flight.ask(from, u + STAGES - 1, units);  // while the matrix unit has work
+        if (pass == 0) flight.ask(from, u + STAGES - TURN, units);  // while the matrix unit has work
       }
       const u32 scale = SCALES == 4 ? ws >> 4 * first & 255 : ws;
       add(total, sum, stage, first / SPAN, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(scale) : 1.f));
