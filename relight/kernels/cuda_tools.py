@@ -14,6 +14,7 @@ from relight.kernels.device import architecture, is_at_least_volta
 from relight.kernels.launch import NoLauncher, cuda_launcher
 from relight.kernels.nvrtc import NoNvrtc, load
 from relight.kernels.select import AUTO, REFERENCE, Selection, Variant, choose
+from relight.kernels.streams import side_stream
 from relight.kernels.toolbox import Toolbox
 
 DEVICE = "a CUDA device"
@@ -106,4 +107,4 @@ def toolbox(
 ) -> Toolbox:
     """The kernels of a CUDA device. Raises NoNvrtc or NoLauncher."""
     made = builder(architecture(device), tell, cache, library)
-    return Toolbox(made, cuda_launcher(device))
+    return Toolbox(made, cuda_launcher(device), side_stream(device))

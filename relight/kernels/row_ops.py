@@ -1,7 +1,7 @@
 """The kernels of the ops whose weights are plain tensors, by the family of the rows that they are
 for. Knows no op's arguments."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relight.base.numerics import Family
 from relight.kernels.attend.step import StepAttend
@@ -14,6 +14,7 @@ from relight.kernels.route.step import StepRoute
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
 from relight.kernels.store.step import StepStore
+from relight.kernels.streams import SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import StepVectors
 
@@ -21,7 +22,8 @@ from relight.kernels.vectors import StepVectors
 @dataclass(frozen=True, slots=True)
 class RowOps:
     """Of one family. None: the op's definition runs. `vectors` is norm, rope, quant and what is
-    stored, `store` moves what is stored."""
+    stored, `store` moves what is stored. `side`: where the shared expert runs beside the routed
+    ones."""
 
     hyper: StepHyper | None = None
     vectors: StepVectors | None = None
@@ -32,6 +34,7 @@ class RowOps:
     attend: StepAttend | None = None
     index: StepIndex | None = None
     engram: StepEngram | None = None
+    side: SideStream | None = None
 
 
 DEFINITIONS = RowOps()
@@ -54,10 +57,12 @@ NO_KERNELS = Ops()
 
 
 def chosen_ops(tools: Toolbox, selection: Selection) -> Ops:
+    """Few rows leave most of a device idle between two launches, so what hangs on nothing else runs
+    beside; many rows fill it, and would only hold more memory at once."""
     prefill, step = (_chosen(selection, family) for family in ("prefill", "step"))
     return Ops(
         prefill=_row_ops(tools, prefill),
-        step=_row_ops(tools, step),
+        step=replace(_row_ops(tools, step), side=tools.side),
         sample=StepSample(tools) if "sample" in step else None,
     )
 

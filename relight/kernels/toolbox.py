@@ -9,10 +9,16 @@ from relight.kernels.build import Builder, Kernel
 from relight.kernels.forms import Form, Walk, form_of
 from relight.kernels.launch import Launch, Launcher
 from relight.kernels.small import ROUNDED, act_quant, act_round, slot_sum
+from relight.kernels.streams import SideStream
 
 
 class Toolbox:
-    def __init__(self, builder: Builder, launcher: Launcher) -> None:
+    """`side`: what a step may run beside its main work, where the device can."""
+
+    def __init__(
+        self, builder: Builder, launcher: Launcher, side: SideStream | None = None
+    ) -> None:
+        self.side = side
         self._builder = builder
         self._launcher = launcher
         self._loaded: dict[Kernel, Launch] = {}

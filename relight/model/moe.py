@@ -52,19 +52,35 @@ class Moe:
     def forward(self, x: Tensor, segment: Segment) -> Tensor:
         """x [rows, D], normed -> [rows, D]: routed slots summed in float32 in ascending order of
         the expert, the shared expert last, one rounding."""
+
+        def beside() -> Tensor:
+            return self._shared(x, segment)
+
+        def here() -> Tensor:
+            return self._routed(x, segment)
+
+        ops = self.ops.of(segment.family)
+        shared, routed = ops.side.both(beside, here) if ops.side else (beside(), here())
+        if ops.shared and ops.shared.takes(shared, self.boundary):
+            return ops.shared.add(routed, shared)
+        return (routed + shared.float()).to(self.boundary)
+
+    def _routed(self, x: Tensor, segment: Segment) -> Tensor:
+        """[rows, D] float32."""
         ids, weights = self.route(x, segment)
         limit, quantised = self.config.swiglu_limit, self.numerics.quantised
-        routed = experts(
-            x, ids, weights, self.weights.experts, limit, segment.family, quantised, self.boundary
-        )
-        shared = self.weights.shared
-        gate = linear(x, shared.w1, segment.family, quantised, self.boundary)
-        up = linear(x, shared.w3, segment.family, quantised, self.boundary)
-        fast = self.ops.of(segment.family).shared
-        if fast and fast.takes(gate, self.boundary) and fast.takes(x, self.boundary):
+        stacks, family = self.weights.experts, segment.family
+        return experts(x, ids, weights, stacks, limit, family, quantised, self.boundary)
+
+    def _shared(self, x: Tensor, segment: Segment) -> Tensor:
+        """[rows, D] in the boundary's dtype."""
+        shared, fast = self.weights.shared, self.ops.of(segment.family).shared
+        family, quantised = segment.family, self.numerics.quantised
+        gate = linear(x, shared.w1, family, quantised, self.boundary)
+        up = linear(x, shared.w3, family, quantised, self.boundary)
+        limit = self.config.swiglu_limit
+        if fast and fast.takes(gate, self.boundary):
             hidden = fast.swiglu(gate, up, limit)
-            out = linear(hidden, shared.w2, segment.family, quantised, self.boundary)
-            return fast.add(routed, out)
-        hidden = swiglu(gate, up, limit, self.boundary)
-        out = linear(hidden, shared.w2, segment.family, quantised, self.boundary)
-        return (routed + out.float()).to(self.boundary)
+        else:
+            hidden = swiglu(gate, up, limit, self.boundary)
+        return linear(hidden, shared.w2, family, quantised, self.boundary)

@@ -45,7 +45,7 @@ def test_the_reference_asks_for_nothing() -> None:
 def test_further_weights_get_the_kernels_that_passed() -> None:
     """Those of a draft."""
     weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)),)
-    chosen = Chosen(Selection((LINEAR,)), SimpleNamespace())  # type: ignore[arg-type]
+    chosen = Chosen(Selection((LINEAR,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     assert fast.bind_kernels(chosen, chosen.selection, weights)[0].fast is not None
     assert fast.bind_kernels(chosen, Selection(), weights)[0].fast is None
     assert fast.bind_kernels(Chosen(Selection(), None), Selection(), weights) is weights
@@ -60,7 +60,7 @@ def one_bad(tools: object, device: torch.device) -> list[Trial]:
 
 def test_only_what_failed_its_trial_is_told(caplog) -> None:
     earlier = Refusal(EXPERTS, "not yet proven on a device")
-    chosen = Chosen(Selection((LINEAR,), (earlier,)), SimpleNamespace())  # type: ignore[arg-type]
+    chosen = Chosen(Selection((LINEAR,), (earlier,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     _, selection, notes = give_kernels(chosen, (), CPU, one_bad)
     assert selection.refused == (earlier,)
     assert notes == ("kernels for generated tokens: no weight takes them",)
@@ -69,13 +69,13 @@ def test_only_what_failed_its_trial_is_told(caplog) -> None:
 
 def test_a_trial_that_takes_the_device_down_is_named(monkeypatch) -> None:
     monkeypatch.setattr(fast, "answers", lambda device: False)
-    chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace())  # type: ignore[arg-type]
+    chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     with pytest.raises(BadSetting, match=r"no more after .*experts \(step\) by cuda.*start again"):
         give_kernels(chosen, (), CPU, one_bad)
 
 
 def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
-    chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace())  # type: ignore[arg-type]
+    chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)), torch.zeros(3))
     (head, _), selection, notes = give_kernels(chosen, weights, CPU, one_bad)
     assert head.fast is not None
@@ -89,7 +89,7 @@ def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
 
 def test_kernels_between_products_are_named() -> None:
     some = Selection((LINEAR, ROUTE, HYPER, GIVEN["route"]))
-    _, _, notes = give_kernels(Chosen(some, SimpleNamespace()), (), CPU, lambda *_: [])  # type: ignore[arg-type]
+    _, _, notes = give_kernels(Chosen(some, SimpleNamespace(side=None)), (), CPU, lambda *_: [])  # type: ignore[arg-type]
     assert notes[-2:] == (
         "kernels between products for generated tokens: hyper, route",
         "kernels between products for prompts: route",
@@ -99,7 +99,7 @@ def test_kernels_between_products_are_named() -> None:
 def test_weights_with_kernels_for_prompts_are_named() -> None:
     zeros = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in ((256, 128), (256, 8)))
     stack = StackedFp4(*zeros)
-    chosen = Chosen(Selection((GIVEN_EXPERTS,)), SimpleNamespace())  # type: ignore[arg-type]
+    chosen = Chosen(Selection((GIVEN_EXPERTS,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     weights = (Experts(stack, stack, stack),)
     (experts,), _, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
     assert experts.given is not None
@@ -108,7 +108,7 @@ def test_weights_with_kernels_for_prompts_are_named() -> None:
 
 
 def test_products_of_prompts_have_kernels_of_their_own() -> None:
-    chosen = Chosen(Selection((GIVEN_LINEAR,)), SimpleNamespace())  # type: ignore[arg-type]
+    chosen = Chosen(Selection((GIVEN_LINEAR,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     weights = (DenseWeight(torch.zeros(16, 192, dtype=torch.bfloat16)), torch.zeros(3))
     (head, _), selection, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
     assert head.given is not None

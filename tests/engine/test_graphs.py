@@ -3,6 +3,7 @@ what happens where they cannot be."""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.recording import PATIENCE_S, choose_recorder, record_steps
 from relight.engine.runner import Runner
 from relight.kernels.record import Recorder, is_out_of_memory, recorder
+from relight.kernels.row_ops import Ops, RowOps
+from relight.kernels.streams import side_stream
 from relight.kernels.testing import assert_bits_equal
 from relight.model.network import load, network
 from tests.engine.real import RealEngine, assert_equal, sampled, words, write_checkpoint
@@ -135,7 +138,8 @@ def test_guesses_are_checked_in_recorded_steps(device: str, tmp_path: Path) -> N
     assert found.runner.graphs.num_replays == sum(bool(plan.made) for plan in found.plans)
 
 
-def bare_runner(device: str, model_name: str = "v4") -> Runner:
+def bare_runner(device: str, model_name: str = "v4", *, beside: bool = False) -> Runner:
+    """`beside`: the shared expert, where the device can."""
     model = open_model(GOLDEN / model_name / "checkpoint")
     where = torch.device(device)
     pool = Pool(model.config, OFFICIAL, where, num_pages=9, num_slots=SLOTS, num_records=1)
@@ -143,7 +147,9 @@ def bare_runner(device: str, model_name: str = "v4") -> Runner:
         generator = torch.Generator().manual_seed(5)
         noise = torch.randint(0, 100, blocks.bytes.shape, generator=generator, dtype=torch.uint8)
         blocks.bytes.copy_(noise)
-    return Runner(network(model.config, load(model, where), OFFICIAL), pool, max_context=256)
+    ops = Ops(step=RowOps(side=side_stream(where) if beside else None))
+    weights = replace(load(model, where), ops=ops)
+    return Runner(network(model.config, weights, OFFICIAL), pool, max_context=256)
 
 
 def begin(runner: Runner) -> None:
@@ -173,7 +179,7 @@ WIDE = StepPlan(
 @pytest.mark.parametrize("model_name", ["v4", "v41"])
 def test_rows_of_padding_leave_nothing(device: str, model_name: str) -> None:
     """Neither in pages nor in rings; the page of nobody may hold anything."""
-    eager, recorded = bare_runner(device, model_name), bare_runner(device, model_name)
+    eager, recorded = bare_runner(device, model_name), bare_runner(device, model_name, beside=True)
     recorded.record(Shape(16, 256), recorder_of(device))
     for blocks, others in ((recorded.pool.pages, eager.pool.pages),
                            (recorded.pool.slots, eager.pool.slots)):  # fmt: skip

@@ -1,0 +1,76 @@
+"""The shared expert beside the routed ones: whose turn it is, and that no bit hangs on it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from relight.base.checkpoint import open_model
+from relight.base.numerics import OFFICIAL
+from relight.kernels.row_ops import Ops, RowOps
+from relight.kernels.streams import side_stream
+from relight.model.network import AnyWeights, load
+from tests.model.harness import GOLDEN, Driver, same_bits
+
+
+class Side:
+    """Stands for a side stream: what runs beside may come first or last, and all memory that one
+    of both frees may be the other's at once."""
+
+    def __init__(self, *, first: bool) -> None:
+        self.first = first
+        self.forks = 0
+        self.open = False
+
+    def both(
+        self, beside: Callable[[], Tensor], here: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        assert not self.open, "a fork inside of a fork"
+        self.open = True
+        self.forks += 1
+        found, other = (beside(), here()) if self.first else (here(), beside())
+        self.open = False
+        return (found, other) if self.first else (other, found)
+
+
+def run(
+    weights: AnyWeights, config: Any, device: str = "cpu"
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    driver = Driver(config, weights, OFFICIAL, num_slots=1, context=256, device=device)
+    driver.set_length(0, 0)
+    given = driver.given(0, list(range(5, 90)))
+    made = torch.cat([driver.made(0, [7]), driver.made(0, [8, 9, 10, 11], 4)])
+    return given, made, driver.readable(0)
+
+
+@pytest.mark.parametrize("name", ["v4", "v41"])
+def test_made_rows_have_it_beside_and_given_rows_do_not(name: str) -> None:
+    model = open_model(GOLDEN / name / "checkpoint")
+    config, weights = model.config, load(model, torch.device("cpu"))
+    wanted = run(weights, config)
+    for first in (True, False):
+        side = Side(first=first)
+        ops = Ops(step=RowOps(side=side))  # type: ignore[arg-type]
+        given, made, state = run(replace(weights, ops=ops), config)
+        assert side.forks == 2 * config.num_layers, "two steps"
+        assert same_bits(given, wanted[0])
+        assert same_bits(made, wanted[1])
+        assert all(same_bits(rows, wanted[2][kind]) for kind, rows in state.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["v4", "v41"])
+def test_a_stream_of_its_own_changes_no_bit(name: str) -> None:
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    model = open_model(GOLDEN / name / "checkpoint")
+    weights = load(model, device)
+    wanted = run(weights, model.config, device.type)
+    ops = Ops(step=RowOps(side=side_stream(device)))
+    given, made, state = run(replace(weights, ops=ops), model.config, device.type)
+    assert same_bits(given, wanted[0])
+    assert same_bits(made, wanted[1])
+    assert all(same_bits(rows, wanted[2][kind]) for kind, rows in state.items())
