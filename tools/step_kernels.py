@@ -30,6 +30,7 @@ from relight.kernels.catalogue import kernels
 from relight.kernels.codec import DenseWeight, Fp8Weight, StackedFp4
 from relight.kernels.cuda_tools import toolbox
 from relight.kernels.device import architecture
+from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.forms import form_of
 from relight.kernels.launch import Long, cuda_launcher
@@ -40,7 +41,8 @@ from relight.kernels.testing import same_bits
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
 from tools import given_products
-from tools.small_kernels import given_pairs, pairs
+from tools.small_kernels import Pair, given_pairs, pairs
+from tools.small_kernels_v41 import pairs_v41
 from tools.sources import sources_hash
 from tools.step_sparse import GIVEN_ROWS, cases, given_cases
 
@@ -48,14 +50,27 @@ BF16 = torch.bfloat16
 WIDTHS = (1, 6, 8, 16)
 ROTATION_BYTES = 768 * 2**20
 SHAPES = (
-    ("wq_a", 1024, 4096),
-    ("wkv", 512, 4096),
-    ("shared w1", 2048, 4096),
-    ("shared w2", 4096, 2048),
-    ("wq_b", 32768, 1024),
-    ("wo_b", 4096, 8192),
+    ("wq_a", 1024, 4096, 128),
+    ("wkv", 512, 4096, 128),
+    ("shared w1", 2048, 4096, 128),
+    ("shared w2", 4096, 2048, 128),
+    ("wq_b", 32768, 1024, 128),
+    ("wo_b", 4096, 8192, 128),
 )
-EXPERTS, SLOTS, GROUPS = 256, 6, 8
+SHAPES_V41 = (
+    ("V4.1 wq_a", 1280, 5120, 32),
+    ("V4.1 wkv", 512, 5120, 32),
+    ("V4.1 shared w1", 2304, 5120, 32),
+    ("V4.1 shared w2", 5120, 2304, 32),
+    ("V4.1 wq_b", 32768, 1280, 32),
+    ("V4.1 wo_b", 5120, 8192, 32),
+    ("V4.1 n-grams", 25600, 6144, 32),
+    ("V4.1 draft's main_proj", 5120, 15360, 32),
+)
+"""Name, outputs, inner and block of scales."""
+
+WIDTHS_V41 = (1, 8)
+GROUPS, SLOTS = 8, 6
 
 
 @dataclass(frozen=True)
@@ -154,16 +169,22 @@ def stream_us(tools: Toolbox, device: torch.device, nbytes: int, copies: int = 0
 
 
 def linears(bench: Bench) -> list[dict[str, object]]:
+    return _linears(bench, SHAPES, WIDTHS)
+
+
+def _linears(
+    bench: Bench, shapes: Sequence[tuple[str, int, int, int]], widths: Sequence[int]
+) -> list[dict[str, object]]:
     fast, found = StepLinear(bench.tools), []
-    for name, outputs, inner in SHAPES:
+    for name, outputs, inner, block in shapes:
         copies = max(2, min(200, ROTATION_BYTES // (outputs * inner)))
-        some = [fp8_weight(outputs, inner, bench.device) for _ in range(copies)]
+        some = [fp8_weight(outputs, inner, bench.device, block) for _ in range(copies)]
         nbytes = outputs * inner
         read = stream_us(bench.tools, bench.device, nbytes)
-        for rows in WIDTHS:
+        for rows in widths:
             x = tokens(rows, inner, bench.device, BF16)
-            codes, scales = bench.tools.quantise(x)
-            us = graph_us([partial(fast.multiply, codes, scales, w, BF16) for w in some])
+            rounded = fast.rounded(x, some[0])
+            us = graph_us([partial(fast.multiply, *rounded, w, BF16) for w in some])
             whole = graph_us([partial(fast.linear, x, w, BF16) for w in some])
             found.append(line_of(bench, name, rows, nbytes, us, read, with_quantisation_us=whole))
     return found
@@ -195,30 +216,57 @@ def head(bench: Bench) -> list[dict[str, object]]:
 
 def routed(bench: Bench) -> list[dict[str, object]]:
     """All five launches of a layer's experts."""
-    shapes = ((2048, 4096), (2048, 4096), (4096, 2048))
-    w1, w3, w2 = (fp4_stack(EXPERTS, n, k, bench.device) for n, k in shapes)
+    return _routed(bench, "experts", 256, V4_WIDTHS, 128, WIDTHS)
+
+
+def newer(bench: Bench) -> list[dict[str, object]]:
+    """V4.1's."""
+    found = _linears(bench, SHAPES_V41, WIDTHS_V41)
+    found += _routed(bench, "V4.1 experts", 384, V41_WIDTHS, 32, WIDTHS_V41)
+    for rows in WIDTHS_V41:
+        found += _small(bench, pairs_v41(bench.tools, bench.device, rows), rows)
+    return found
+
+
+def _routed(
+    bench: Bench,
+    name: str,
+    experts: int,
+    sizes: tuple[int, int],
+    block: int,
+    widths: Sequence[int],
+) -> list[dict[str, object]]:
+    width, inner = sizes
+    shapes = ((inner, width), (inner, width), (width, inner))
+    w1, w3, w2 = (fp4_stack(experts, n, k, bench.device, block) for n, k in shapes)
     found = []
-    for rows in WIDTHS:
-        draws = [drawn(rows, bench.device) for _ in range(48 if rows == 1 else 12)]
+    for rows in widths:
+        draws = [drawn(rows, experts, bench.device) for _ in range(48 if rows == 1 else 12)]
         distinct = statistics.mean(len(set(ids.flatten().tolist())) for ids in draws)
-        nbytes = distinct * sum(bytes_of(w) / EXPERTS for w in (w1, w3, w2))
-        x, route = tokens(rows, 4096, bench.device, BF16), torch.rand(rows, SLOTS).to(bench.device)
+        nbytes = distinct * sum(bytes_of(w) / experts for w in (w1, w3, w2))
+        x, route = tokens(rows, width, bench.device, BF16), torch.rand(rows, SLOTS).to(bench.device)
         fast = StepExperts(bench.tools)
         runs = [partial(fast.experts, x, ids, route, w1, w3, w2, 10.0, BF16) for ids in draws]
         us = graph_us(runs)
-        found.append(line_of(bench, "experts", rows, nbytes, us, None, distinct=distinct))
+        found.append(line_of(bench, name, rows, nbytes, us, None, distinct=distinct))
     return found
 
 
 def small(bench: Bench) -> list[dict[str, object]]:
     """Launches without much to read: what counts is how few there are."""
-    found = []
+    found: list[dict[str, object]] = []
     for rows in WIDTHS:
-        for pair in pairs(bench.tools, bench.device, rows):
-            us = graph_us([pair.kernel] * 16)
-            definition = graph_us([pair.definition] * 2)
-            more = {"launches": pair.launches, "definition_us": definition}
-            found.append(line_of(bench, pair.name, rows, 0, us, None, **more))
+        found += _small(bench, pairs(bench.tools, bench.device, rows), rows)
+    return found
+
+
+def _small(bench: Bench, some: Sequence[Pair], rows: int) -> list[dict[str, object]]:
+    found = []
+    for pair in some:
+        us = graph_us([pair.kernel] * 16)
+        definition = graph_us([pair.definition] * 2)
+        more = {"launches": pair.launches, "definition_us": definition}
+        found.append(line_of(bench, pair.name, rows, 0, us, None, **more))
     return found
 
 
@@ -271,8 +319,8 @@ def given(bench: Bench) -> list[dict[str, object]]:
     return found
 
 
-def drawn(rows: int, device: torch.device) -> Tensor:
-    some = [torch.randperm(EXPERTS)[:SLOTS].sort().values for _ in range(rows)]
+def drawn(rows: int, experts: int, device: torch.device) -> Tensor:
+    some = [torch.randperm(experts)[:SLOTS].sort().values for _ in range(rows)]
     return torch.stack(some).to(device)
 
 
@@ -337,7 +385,7 @@ def main() -> None:
         read = stream_us(tools, device, 2**30, 1)
         bench = Bench(device, tools, 2**30 / read * 1e6)
         result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
-        for part in (sparse, given, given_between, linears, grouped, head, routed, small):
+        for part in (sparse, given, given_between, linears, grouped, head, routed, newer, small):
             if time.monotonic() > deadline:
                 say(f"no time was left for {part.__name__}")
                 continue
