@@ -1,4 +1,4 @@
-// A block on a processor: lanes meet where lanes of a device meet. For tests of kernels without a device; the
+// A block on a processor: lanes meet where lanes of a device meet, and each access to memory is looked at (watch.h). For tests of kernels without a device; the
 // layouts of matrix fragments are those of the PTX ISA, "Matrix Fragments for mma". Knows no kernel.
 // Few headers: they are most of what compiling a kernel takes.
 #include <math.h>
@@ -10,75 +10,162 @@
 #include <ucontext.h>
 
 #include <utility>
+#include "watch.h"
 template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
 template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
-struct uint4 { unsigned x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct Place { int x, y, z; };
-static Place threadIdx, blockIdx;
-static Place blockDim, gridDim;
+template <int WORDS> struct alignas(4 * WORDS) Words;  // several words that are loaded and stored at once
+template <> struct alignas(16) Words<4> {
+  unsigned x, y, z, w;
+  Words() = default;
+  Words(unsigned x, unsigned y, unsigned z, unsigned w) : x(x), y(y), z(z), w(w) {}
+  Words(const Words& o) : x(o.x), y(o.y), z(o.z), w(o.w) { watch::whole(&o, 16); }
+  Words& operator=(const Words& o) {
+    watch::whole(&o, 16), watch::whole(this, 16);
+    x = o.x, y = o.y, z = o.z, w = o.w;
+    return *this;
+  }
+};
+template <> struct alignas(8) Words<2> {
+  unsigned x, y;
+  Words() = default;
+  Words(const Words& o) : x(o.x), y(o.y) { watch::whole(&o, 8); }
+  Words& operator=(const Words& o) {
+    watch::whole(&o, 8), watch::whole(this, 8);
+    x = o.x, y = o.y;
+    return *this;
+  }
+};
+typedef Words<4> uint4;
+typedef Words<2> uint2;
 #define __device__
 #define __forceinline__ inline
-#define __global__
+#define __global__ __attribute__((noinline))
 #define __launch_bounds__(...)
-#define __shared__ static
 
-// Lanes take turns: one runs until it meets the others, then the next goes on. A switch is a jump between stacks, a thousand
-// times faster than threads that wait for each other.
+// Lanes take turns: one runs until it meets the others, then another goes on, in an order that each block draws anew. A switch is
+// a jump between stacks, a thousand times faster than threads that wait for each other.
 namespace turns {
 static const int MOST = 1024, STACK = 128 << 10;
 static ucontext_t fresh[MOST];
-static jmp_buf lanes_at[MOST], ended;
+static jmp_buf lanes_at[MOST];
 static bool begun[MOST], done[MOST];
+static int order[MOST], place[MOST];  // lane order[i] has place i
 static int current, lanes_in_all;
 static long waits_in_vain;
+static unsigned drawn = 1;
 static void (*body)(void*);  // what each lane does, of `work`
 static void* work;
-static void go_on() {  // leaves the lane that runs for the next one that is not done
+HOST static int draw(int below) {
+  drawn = drawn * 1664525u + 1013904223u;
+  return (drawn >> 8) % below;
+}
+HOST static void shuffle(int* list, int count) {
+  for (int i = count - 1; i > 0; i--) {
+    const int other = draw(i + 1), held = list[i];
+    list[i] = list[other];
+    list[other] = held;
+  }
+}
+HOST static void begin_block() {
+  shuffle(order, lanes_in_all);
+  for (int i = 0; i < lanes_in_all; i++) place[order[i]] = i;
+  watch::begin_block();
+}
+HOST static void go_on() {  // leaves the lane that runs for the next one that is not done
   for (int i = 1; i <= lanes_in_all; i++) {
-    const int next = (current + i) % lanes_in_all;
+    const int next = order[(place[current] + i) % lanes_in_all];
     if (done[next]) continue;
     current = threadIdx.x = next;
     if (begun[next]) _longjmp(lanes_at[next], 1);
     begun[next] = true;
     setcontext(&fresh[next]);
   }
-  _longjmp(ended, 1);
+  _longjmp(watch::ended, 1);
 }
 struct Meeting {
-  int count, here;
+  int count, here, line;
   long past;
-  void wait() {
+  HOST void wait(int at, bool last_of_block = false) {  // `at`: a line of the source, where all must be
+    watch::settle();
+    if (here && at != line) watch::stop("threads meet at line %d and at line %d", line, at);
+    line = at;
     const long mine = past;
     if (++here == count) {
       here = 0;
       past++;
       waits_in_vain = 0;
+      if (last_of_block) begin_block();
       return;
     }
     while (past == mine) {
-      if (++waits_in_vain > 4l * lanes_in_all) {
-        fprintf(stderr, "lanes wait for others that have ended\n");
-        abort();
-      }
+      if (++waits_in_vain > 4l * lanes_in_all) watch::stop("at line %d threads wait for others that never come", line);
       if (!_setjmp(lanes_at[current])) go_on();
     }
   }
 };
 }  // namespace turns
-static turns::Meeting warps[32], block;
+static turns::Meeting warps[32], block, end;
 static unsigned given[32][32][6];  // by warp, lane: what lanes show each other
-inline int lane() { return threadIdx.x & 31; }
-inline int warp() { return threadIdx.x >> 5; }
-inline void __syncwarp() { warps[warp()].wait(); }
-inline void __syncthreads() { block.wait(); }
+HOST static int lane() { return threadIdx.x & 31; }
+HOST static int warp() { return threadIdx.x >> 5; }
+HOST static void meet_warp(int line) { warps[warp()].wait(line); }
+HOST static void sync_warp(int line) {
+  meet_warp(line);
+  watch::warp_meetings[threadIdx.x]++;
+}
+HOST static void sync_block(int line) {
+  block.wait(line);
+  watch::block_meetings[threadIdx.x]++;
+}
+#define __syncwarp() sync_warp(__LINE__)
+#define __syncthreads() sync_block(__LINE__)
+HOST static void waited() { watch::waited[threadIdx.x] = true; }
 
-inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+// Copies past the registers land as late as they may: when their lane waits for them.
+struct Copy {
+  char* to;
+  const void* from;
+  int size, group;
+};
+static const int MOST_COPIES = 256;
+static Copy copies[turns::MOST][MOST_COPIES];
+static int num_copies[turns::MOST], groups_sent[turns::MOST];
+HOST static unsigned __cvta_generic_to_shared(const void* p) { return (const char*)p - __start_shared_memory; }
+HOST static void* shared_at(unsigned at) { return __start_shared_memory + at; }
+HOST static void copy_later(void* to, const void* from, int size) {
+  watch::whole(to, size), watch::whole(from, size);
+  watch::touch(from, size, false), watch::touch(to, size, true);
+  watch::forget(to, size);
+  const int me = threadIdx.x;
+  if (num_copies[me] == MOST_COPIES) watch::stop("a thread has more copies under way than are followed");
+  copies[me][num_copies[me]++] = {(char*)to, from, size, groups_sent[me]};
+}
+HOST static void copies_sent_by_lane() { groups_sent[threadIdx.x]++; }
+HOST static void copies_landed_but(int groups) {  // of those sent, the last ones may still be on their way
+  const int me = threadIdx.x, count = num_copies[me];
+  num_copies[me] = 0;
+  for (int i = 0; i < count; i++) {
+    const Copy one = copies[me][i];
+    if (one.group >= groups_sent[me] - groups) {
+      copies[me][num_copies[me]++] = one;
+      continue;
+    }
+    watch::touch(one.to, one.size, true);
+    memcpy(one.to, one.from, one.size);
+  }
+}
+
+inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return uint4(a, b, c, d); }
 inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(unsigned v) { return __builtin_ffs(v); }
-inline int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+HOST static int atomicAdd(int* p, int v) {
+  const int before = *p;
+  watch::whole(p, 4), watch::atomic(p, 4);
+  *p += v;
+  return before;
+}
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
@@ -92,52 +179,28 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   for (int i = 0; i < 4; i++) found |= (unsigned)(all >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
   return found;
 }
-template <class T> T __shfl_sync(unsigned, T value, int from) {
+template <class T> HOST T shuffle(int line, unsigned, T value, int from) {
   memcpy(&given[warp()][lane()][0], &value, 4);
-  __syncwarp();
+  meet_warp(line);
   memcpy(&value, &given[warp()][from & 31][0], 4);
-  __syncwarp();
+  meet_warp(line);
   return value;
 }
-template <class T> T __shfl_xor_sync(unsigned all, T value, int apart) { return __shfl_sync(all, value, lane() ^ apart); }
-inline unsigned __ballot_sync(unsigned, bool vote) {
+template <class T> HOST T shuffle_xor(int line, unsigned all, T value, int apart) { return shuffle(line, all, value, lane() ^ apart); }
+HOST static unsigned ballot(int line, unsigned, bool vote) {
   given[warp()][lane()][0] = vote;
-  __syncwarp();
+  meet_warp(line);
   unsigned found = 0;
   for (int i = 0; i < 32; i++) found |= given[warp()][i][0] << i;
-  __syncwarp();
+  meet_warp(line);
   return found;
 }
-
-// Copies past the registers land as late as they may, when their lane waits for them; those of odd lanes land at once.
-static struct Copy { void* to; const void* from; int size; } copies[turns::MOST][256];
-static int copies_asked[turns::MOST], groups_sent[turns::MOST], copies_in[turns::MOST][16];
-inline void copy_later(void* to, const void* from, int size) {
-  if (threadIdx.x & 1) {
-    memcpy(to, from, size);
-    return;
-  }
-  const int at = copies_asked[threadIdx.x]++;
-  if (at == 256) abort();
-  copies[threadIdx.x][at] = {to, from, size};
-  copies_in[threadIdx.x][groups_sent[threadIdx.x]]++;
-}
-inline void copies_sent_by_lane() {
-  if (++groups_sent[threadIdx.x] == 16) abort();
-  copies_in[threadIdx.x][groups_sent[threadIdx.x]] = 0;
-}
-inline void copies_landed_but(int groups) {  // of those sent, the last ones may still be on their way
-  const int t = threadIdx.x;
-  int landed = 0, over = groups_sent[t] - groups;
-  for (int g = 0; g < over; g++)
-    for (int i = 0; i < copies_in[t][g]; i++, landed++) memcpy(copies[t][landed].to, copies[t][landed].from, copies[t][landed].size);
-  if (over <= 0) return;
-  memmove(copies[t], copies[t] + landed, (copies_asked[t] -= landed) * sizeof(Copy));
-  memmove(copies_in[t], copies_in[t] + over, ((groups_sent[t] -= over) + 1) * sizeof(int));
-}
+#define __shfl_sync(...) shuffle(__LINE__, __VA_ARGS__)
+#define __shfl_xor_sync(...) shuffle_xor(__LINE__, __VA_ARGS__)
+#define __ballot_sync(...) ballot(__LINE__, __VA_ARGS__)
 
 inline unsigned short half_bits(float v) { _Float16 h = (_Float16)v; unsigned short b; memcpy(&b, &h, 2); return b; }
-inline float operand(unsigned bits) {
+HOST static float operand(unsigned bits) {
 #if X_BF16
   return __uint_as_float(bits << 16);
 #else
@@ -162,16 +225,16 @@ inline unsigned half_products(unsigned a, unsigned b) {
   memcpy(y, &b, 4);
   return half_bits((float)x[0] * (float)y[0]) | (unsigned)half_bits((float)x[1] * (float)y[1]) << 16;
 }
-inline double pair(unsigned a, unsigned b) {
+HOST static double pair(unsigned a, unsigned b) {
   return (double)operand(a & 65535) * operand(b & 65535) + (double)operand(a >> 16) * operand(b >> 16);
 }
-inline void show(unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+HOST static void show(unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   const unsigned all[6] = {a0, a1, a2, a3, b0, b1};
   memcpy(given[warp()][lane()], all, sizeof all);
-  __syncwarp();
+  meet_warp(__LINE__);
 }
 // `halves` 2: m16n8k16; 1: m16n8k8, of a0, a1 and b0.
-inline void m16n8(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, int halves) {
+HOST static void m16n8(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, int halves) {
   show(a0, a1, a2, a3, b0, b1);
   for (int i = 0; i < 4; i++) {
     const int row = (lane() >> 2) + (i >> 1) * 8, column = (lane() & 3) * 2 + (i & 1);
@@ -181,62 +244,84 @@ inline void m16n8(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, 
         sum += pair(given[warp()][(row & 7) * 4 + t][(row >> 3) + 2 * h], given[warp()][column * 4 + t][4 + h]);
     c[i] = sum;
   }
-  __syncwarp();
+  meet_warp(__LINE__);
 }
-inline void m8n8k4(float* c, unsigned a0, unsigned a1, unsigned b0, unsigned b1) {
+HOST static void m8n8k4(float* c, unsigned a0, unsigned a1, unsigned b0, unsigned b1) {
   show(a0, a1, 0, 0, b0, b1);
   const int quad = lane() >> 2 & 3;
-  auto holder = [&](int i) { return given[warp()][(i & 3) + quad * 4 + (i >> 2) * 16]; };
+  auto holder = [&](int i) HOST { return given[warp()][(i & 3) + quad * 4 + (i >> 2) * 16]; };
   for (int i = 0; i < 8; i++) {
     const unsigned *a = holder((lane() & 1) + (i & 2) + (lane() >> 4) * 4), *b = holder((i & 4) + (lane() & 2) + (i & 1));
     c[i] = c[i] + pair(a[0], b[4]) + pair(a[1], b[5]);
   }
-  __syncwarp();
+  meet_warp(__LINE__);
 }
 
 template <class F> struct Grid {
   int columns, rows;
+  int* order;  // in which blocks run
   F kernel;
 };
-template <class F> void run(int columns, int rows, int threads, F kernel) {
+template <class F> HOST void run(int columns, int rows, int threads, F kernel) {
   using namespace turns;
   blockDim = {threads, 1, 1};
   gridDim = {columns, rows, 1};
-  for (Meeting& one : warps) one = {32, 0, 0};
-  block = {threads, 0, 0};
+  for (Meeting& one : warps) one = {32, 0, 0, 0};
+  block = end = {threads, 0, 0, 0};
   lanes_in_all = threads;
-  waits_in_vain = 0;
-  Grid<F> grid = {columns, rows, kernel};
+  waits_in_vain = watch::doubted.size = 0;
+  const int count = columns * rows;
+  Grid<F> grid = {columns, rows, (int*)malloc(count * sizeof(int)), kernel};
+  for (int i = 0; i < count; i++) grid.order[i] = i;
+  shuffle(grid.order, count);
   work = &grid;
-  body = [](void* given) {
+  body = [](void* given) HOST {
     const Grid<F>& grid = *(const Grid<F>*)given;
-    for (int y = 0; y < grid.rows; y++)
-      for (int x = 0; x < grid.columns; x++) {
-        blockIdx = {x, y, 0};
-        grid.kernel();
-        __syncthreads();
-      }
+    for (int i = 0; i < grid.columns * grid.rows; i++) {
+      blockIdx = {grid.order[i] % grid.columns, grid.order[i] / grid.columns, 0};
+      num_copies[threadIdx.x] = 0;
+      grid.kernel();
+      end.wait(0, true);
+    }
   };
   char* stacks = (char*)malloc((size_t)threads * STACK);
+  watch::stacks = stacks, watch::stacks_end = stacks + (size_t)threads * STACK;
   for (int t = 0; t < threads; t++) {
+    order[t] = t;
     begun[t] = done[t] = false;
     getcontext(&fresh[t]);
     fresh[t].uc_stack.ss_sp = stacks + (size_t)t * STACK;
     fresh[t].uc_stack.ss_size = STACK;
-    makecontext(&fresh[t], [] { body(work); done[current] = true; go_on(); }, 0);
+    makecontext(&fresh[t], []() HOST { body(work); done[current] = true; go_on(); }, 0);
   }
-  current = threads - 1;
-  if (!_setjmp(ended)) go_on();
+  begin_block();
+  current = order[threads - 1];
+  if (!_setjmp(watch::ended)) go_on();
   free(stacks);
+  free(grid.order);
 }
 
-// A kernel with arguments that lie at `given`, as a driver takes them; false where it takes others.
+// A kernel with arguments that lie at `given`, as a driver takes them.
 template <class... A, size_t... I>
-bool launch(void (*kernel)(A...), int columns, int rows, int threads, void** given, int* sizes, int count, std::index_sequence<I...>) {
-  if (count != sizeof...(A) || !((sizes[I] == (int)sizeof(A)) && ...)) return false;
-  run(columns, rows, threads, [=] { kernel(*(std::remove_const_t<A>*)given[I]...); });
-  return true;
+HOST void start(void (*kernel)(A...), int columns, int rows, int threads, void** given, int* sizes, int count, std::index_sequence<I...>) {
+  if (count != sizeof...(A) || !((sizes[I] == (int)sizeof(A)) && ...)) {
+    snprintf(watch::message, sizeof watch::message, "it takes other arguments");
+    return;
+  }
+  run(columns, rows, threads, [=]() HOST { kernel(*(std::remove_const_t<A>*)given[I]...); });
 }
-template <class... A> bool launch(void (*kernel)(A...), int columns, int rows, int threads, void** given, int* sizes, int count) {
-  return launch(kernel, columns, rows, threads, given, sizes, count, std::index_sequence_for<A...>());
+struct Given {  // by the host, of one launch
+  int columns, rows, threads, bound, count, num_ranges, num_changed;
+  void** arguments;
+  int* sizes;
+  Range *ranges, *changed;
+};
+// What went wrong; nothing if all went well.
+template <class... A> HOST const char* launch(void (*kernel)(A...), const Given& g) {
+  watch::message[0] = 0;
+  if (g.threads > g.bound) return "it has more threads than its launch bounds say";
+  watch::ranges = g.ranges, watch::num_ranges = g.num_ranges;
+  watch::changed = g.changed, watch::num_changed = g.num_changed;
+  start(kernel, g.columns, g.rows, g.threads, g.arguments, g.sizes, g.count, std::index_sequence_for<A...>());
+  return watch::message;
 }

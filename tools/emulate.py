@@ -1,8 +1,10 @@
 """Runs the CUDA kernels on a processor, lane by lane. For tests without a device.
 
 g++ compiles them: each instruction that is written in PTX is replaced by a function of emulate.h
-that does the same; all else of a source is compiled as it stands. Left out are the copies of step
-products into shared memory, and programmatic launches.
+that does the same; all else of a source is compiled as it stands. Blocks and lanes run in a drawn
+order, and each access to memory is looked at (watch.h): what a device's checking tools would tell
+fails here, with the kernel's name. Not seen are races between blocks, and between lanes on memory
+that is not shared.
 """
 
 import ctypes
@@ -21,8 +23,6 @@ from relight.kernels.ptxas import Usage
 from relight.kernels.toolbox import Toolbox
 
 HERE = Path(__file__).parent
-
-NOT_EMULATED = {"RING": 0, "PDL": 0}
 
 INSTRUCTIONS = (
     (r'asm volatile\("ld\.global\.nc[^\n]*\n[^\n]*\n[^\n]*\);', "v[j] = p[i + j * step];"),
@@ -53,10 +53,15 @@ INSTRUCTIONS = (
     (r'asm volatile\("cp\.async\.ca[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 4);"),
     (r'asm volatile\("cp\.async\.commit_group;[^;]*;', "copies_sent_by_lane();"),
     (
-        r'asm volatile\("cp\.async\.wait_group[^;]*;[^;]*STAGES[^;]*;',
-        "copies_landed_but(STAGES - 2 * TURN);",
+        r'asm volatile\("cp\.async\.wait_group %0;" ::"n"\(([^;]*)\) : "memory"\);',
+        r"copies_landed_but(\1);",
     ),
-    (r"extern __shared__ uint4 (\w+)\[\];", r"static uint4 \1[(227 << 10) / 16];"),
+    (
+        r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(p\)[^;]*;',
+        "copy_later(shared_at(to), p, 16);",
+    ),
+    (r"extern __shared__ uint4 (\w+)\[\];", r"__shared__ uint4 \1[RING_BYTES / 16];"),
+    (r'asm volatile\("griddepcontrol\.wait;[^"]*"[^;]*;', "waited();"),
 )
 
 
@@ -66,6 +71,22 @@ def emulated(arch: str, folder: Path) -> Toolbox:
     return Toolbox(emulator, emulator)  # type: ignore[arg-type]
 
 
+class Range(ctypes.Structure):
+    """Of watch.h."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("begin", "end", "least", "most"))
+
+
+class _Given(ctypes.Structure):
+    """Of emulate.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("columns", "rows", "threads", "bound", "count")),
+        *((name, ctypes.c_int) for name in ("num_ranges", "num_changed")),
+        *((name, ctypes.c_void_p) for name in ("arguments", "sizes", "ranges", "changed")),
+    )
+
+
 class _Emulator:
     """Stands for the builder and for the launcher of a toolbox, which asks them in turn."""
 
@@ -73,6 +94,7 @@ class _Emulator:
         self.arch = arch
         self._folder = folder
         self._asked: Kernel | None = None
+        self._changed: list[tuple[int, int]] = []  # what the last kernel wrote
 
     def build(self, kernel: Kernel) -> Cubin:
         self._asked = kernel
@@ -82,41 +104,77 @@ class _Emulator:
         self, cubin: Cubin, entry: str, *, threads: int, ring_bytes: int = 0, early: bool = False
     ) -> Launch:
         assert self._asked is not None
-        go = compiled(self._asked, self._folder)
+        name, go = self._asked.name, compiled(self._asked, self._folder, ring_bytes)
 
         def launch(grid: Grid, *arguments: Tensor | int | float | None) -> None:
             passed = [_passed(argument) for argument in arguments]
-            given = (ctypes.c_void_p * len(passed))(*map(ctypes.addressof, passed))
-            sizes = (ctypes.c_int * len(passed))(*map(ctypes.sizeof, passed))
-            fits = go(*grid, threads, given, sizes, len(passed))
-            assert fits, f"arguments of {entry} have sizes {list(sizes)}, not those it takes"
+            ranges = [_memory(one) for one in arguments if isinstance(one, Tensor)]
+            problem, self._changed = go(grid, threads, passed, ranges, self._changed)
+            assert not problem, f"{name}, grid {grid}: {problem}"
 
         return launch
 
 
-def compiled(kernel: Kernel, folder: Path) -> Callable[..., bool]:
-    source = on_a_processor(kernel)
+Go = Callable[..., tuple[str, list[tuple[int, int]]]]
+"""(grid, threads, arguments, memory of the arguments, what the last kernel wrote) -> what went
+wrong, and what this kernel wrote."""
+
+
+def compiled(kernel: Kernel, folder: Path, ring_bytes: int = 0) -> Go:
+    return library(on_a_processor(kernel), kernel, folder, ring_bytes)
+
+
+def library(source: str, kernel: Kernel, folder: Path, ring_bytes: int = 0) -> Go:
+    """`source` is C++ already; of `kernel` its name, entry and macros count."""
+    bound = re.search(rf"__launch_bounds__\(([^,)]*)[^)]*\)\s*{kernel.entry}\(", source)
+    assert bound is not None, f"{kernel.entry} does not say how many threads it has"
     text = (
-        f'#include "{HERE / "emulate.h"}"\n{source}\n'
-        'extern "C" bool go(int columns, int rows, int threads, void** given, int* sizes,'
-        " int count) {\n"
-        f"  return launch({kernel.entry}, columns, rows, threads, given, sizes, count);\n}}\n"
+        f'#include "{HERE / "emulate.h"}"\nnamespace {{\n{source}\n}}\n'
+        'extern "C" __attribute__((visibility("default"))) const char* go(Given given) {\n'
+        f"  given.bound = {bound[1]};\n  return launch({kernel.entry}, given);\n}}\n"
     )
     name = re.sub(r"\W+", "-", kernel.name)
-    written, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    written, made = folder / f"{name}.cpp", folder / f"{name}.so"
     written.write_text(text)
-    macros = {name: value for name, value in kernel.macros if name != "OPERAND"} | NOT_EMULATED
-    flags = [f"-D{name}={value}" for name, value in macros.items()]
-    command = ["g++", "-O1", "-w", "-std=c++20", "-shared", "-fPIC"]
-    command += ["-ffp-contract=off", "-U_FORTIFY_SOURCE", *flags]
-    done = subprocess.run(
-        [*command, "-o", str(library), str(written)], capture_output=True, text=True, check=False
-    )
+    macros = {name: value for name, value in kernel.macros if name != "OPERAND"}
+    flags = [f"-D{name}={value}" for name, value in {**macros, "RING_BYTES": ring_bytes}.items()]
+    flags += ["-O1", "-w", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+    flags += ["-U_FORTIFY_SOURCE", "-fno-threadsafe-statics", "-fsanitize=thread"]
+    _run("g++", "-c", *flags, "-o", f"{made}.o", str(written))
+    _run("g++", "-shared", "-o", str(made), f"{made}.o")  # without the library of that option
+    call = ctypes.CDLL(str(made)).go
+    call.argtypes, call.restype = (_Given,), ctypes.c_char_p
+
+    def go(
+        grid: Grid,
+        threads: int,
+        passed: list["ctypes._SimpleCData[Any]"],
+        ranges: list[tuple[int, int]],
+        changed: list[tuple[int, int]],
+    ) -> tuple[str, list[tuple[int, int]]]:
+        given = (ctypes.c_void_p * len(passed))(*map(ctypes.addressof, passed))
+        sizes = (ctypes.c_int * len(passed))(*map(ctypes.sizeof, passed))
+        mine, before = (
+            (Range * len(some))(*(Range(*one, None, None) for one in some))
+            for some in (ranges, changed)
+        )
+        counts = (threads, 0, len(passed), len(ranges), len(changed))
+        addresses = map(ctypes.addressof, (given, sizes, mine, before))
+        problem = call(_Given(*grid, *counts, *addresses)).decode()
+        return problem, [(one.least, one.most) for one in mine if one.least]
+
+    return go
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
-    go = ctypes.CDLL(str(library)).go
-    go.restype = ctypes.c_bool
-    found: Callable[..., bool] = go
-    return found
+
+
+def _memory(x: Tensor) -> tuple[int, int]:
+    """Where the memory begins that a tensor is a part of, and where it ends."""
+    whole = x.untyped_storage()
+    return whole.data_ptr(), whole.data_ptr() + whole.nbytes()
 
 
 def on_a_processor(kernel: Kernel) -> str:

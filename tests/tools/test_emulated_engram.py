@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["sm_70", "sm_80"])
+@pytest.fixture(scope="module", params=["sm_70", "sm_90"])
 def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
     """The forms differ in what is between ops: float32 and bf16."""
     return emulated(request.param, tmp_path_factory.mktemp(request.param))

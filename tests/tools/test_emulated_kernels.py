@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["sm_70", "sm_75", "sm_80"])
+@pytest.fixture(params=["sm_70", "sm_75", "sm_80", "sm_90"])
 def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
     torch.manual_seed(1)
     return emulated(request.param, tmp_path)

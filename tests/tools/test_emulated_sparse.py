@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["sm_70", "sm_80"])
+@pytest.fixture(params=["sm_70", "sm_90"])
 def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
     torch.manual_seed(1)
     return emulated(request.param, tmp_path)
@@ -40,7 +40,7 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
 @pytest.fixture
 def modern(tmp_path: Path) -> Toolbox:
     torch.manual_seed(1)
-    return emulated("sm_80", tmp_path)
+    return emulated("sm_90", tmp_path)
 
 
 def filled(format: RowFormat, count: int = COUNT, outer: int = 1) -> Rows:

@@ -19,20 +19,21 @@ struct Served {
   int pair[MOST];
 };
 
-// Every warp fills a copy of its own. True if this block works.
+// Every warp fills a copy of its own. True if this block works. Read past L1, which may be older than the ids: step_down looks at
+// them before it waits.
 D bool serves(const i64* ids, int pairs, Served& served) {
   const int mine = blockIdx.y;
-  const i64 expert = ids[mine];
+  const i64 expert = __ldcg(ids + mine);
   int found = 0;
   bool first = true;
   for (int at = 0; at < pairs; at += 32) {
-    const bool same = at + lane_id() < pairs && ids[at + lane_id()] == expert;
+    const bool same = at + lane_id() < pairs && __ldcg(ids + at + lane_id()) == expert;
     const u32 who = __ballot_sync(~0u, same);
     if (same) served.pair[min(found + __popc(who & ((1u << lane_id()) - 1)), MOST - 1)] = at + lane_id();
     if (found == 0 && who && at + __ffs(who) - 1 < mine) first = false;
     found += __popc(who);
   }
-  served.count = min(found, MOST);
+  if (lane_id() == 0) served.count = min(found, MOST);
   __syncwarp();
   return first;
 }
@@ -91,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   Served& served = all[warp_id()];
   if (!serves(ids, pairs, served)) return;  // the ids are older than the kernel before
   const int n0 = blockIdx.x * BLOCK_ROWS;
-  const i64 row = ids[blockIdx.y] * N + n0 + my_row();
+  const i64 row = __ldcg(ids + blockIdx.y) * N + n0 + my_row();
   Operands o;
   o.w[0] = w + row * ROW_BYTES + my_k() / 2 + 16 * lane_quarter();
   o.ws[0] = ws + row * SCALE_ROW + my_k() / 32;
