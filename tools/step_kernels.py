@@ -8,17 +8,22 @@ hash of the sources, registers and spills, the error of every trial and whether 
 share of a read-only stream measured in the same run. Weights rotate through more than a cache
 holds; experts are drawn anew for each launch. Products of given rows are shares of the rate at
 which torch multiplies bf16, beside torch with decoded weights. Exits with 1 if a check failed.
+
+A kernel that takes the device down ends what its process can do, so the program then begins anew
+behind it.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -29,7 +34,7 @@ from relight.kernels.canary import Trial, relative_error
 from relight.kernels.catalogue import kernels
 from relight.kernels.codec import DenseWeight, Fp8Weight, StackedFp4
 from relight.kernels.cuda_tools import toolbox
-from relight.kernels.device import architecture
+from relight.kernels.device import answers, architecture
 from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.forms import form_of
@@ -89,6 +94,7 @@ def say(text: str) -> None:
 
 def graph_us(launches: Sequence[Callable[[], object]], replays: int = 9) -> float:
     """Median microseconds of one of the launches, all of them in one replayed graph."""
+    torch.cuda.synchronize()  # what was made for it may still be made, and would be timed beside it
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for launch in launches[:3]:
@@ -115,13 +121,15 @@ def event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def checked(tools: Toolbox, device: torch.device, what: str) -> list[dict[str, object]]:
-    """Errors of the trials, and rows in company, place and alone. One that cannot be run at all is
-    a line, too."""
-    found = []
-    for trial in trials(tools, device):
+Line = dict[str, object]
+
+
+def checked(tools: Toolbox, device: torch.device, what: str, known: int) -> Iterator[Line]:
+    """Errors of the trials behind those that are known, and rows in company, place and alone. One
+    that cannot be run at all is a line, too."""
+    for trial in trials(tools, device)[known:]:
         variant = trial.variant
-        line: dict[str, object] = {"form": what, "op": variant.op, "family": variant.family}
+        line: Line = {"form": what, "op": variant.op, "family": variant.family}
         line["shape"] = trial.shape
         try:
             x = trial.inputs()
@@ -133,8 +141,7 @@ def checked(tools: Toolbox, device: torch.device, what: str) -> list[dict[str, o
             line.update(error=error, tolerance=trial.tolerance, rows_keep_bits=keeps)
             line["good"] = error <= trial.tolerance and keeps
         say(f"check {line}")
-        found.append(line)
-    return found
+        yield line
 
 
 def rows_keep_bits(trial: Trial) -> bool:
@@ -264,10 +271,19 @@ def _small(bench: Bench, some: Sequence[Pair], rows: int) -> list[dict[str, obje
     found = []
     for pair in some:
         us = graph_us([pair.kernel] * 16)
-        definition = graph_us([pair.definition] * 2)
+        definition = definition_us(pair, 2)
         more = {"launches": pair.launches, "definition_us": definition}
         found.append(line_of(bench, pair.name, rows, 0, us, None, **more))
     return found
+
+
+def definition_us(pair: Pair, count: int, replays: int = 9) -> float:
+    """No number where it cannot be recorded, as one that looks at a value."""
+    try:
+        return graph_us([pair.definition] * count, replays)
+    except RuntimeError as problem:
+        say(f"the definition of {pair.name} is not timed: {problem}")
+        return float("nan")
 
 
 def sparse(bench: Bench) -> list[dict[str, object]]:
@@ -288,7 +304,7 @@ def given_between(bench: Bench) -> list[dict[str, object]]:
         more = {"ns_a_row": 1e3 * us / case.rows}
         found.append(line_of(bench, case.name, case.rows, case.nbytes, us, None, **more))
     for pair in given_pairs(bench.tools, bench.device, GIVEN_ROWS):
-        us, definition = graph_us([pair.kernel] * 4), graph_us([pair.definition], replays=3)
+        us, definition = graph_us([pair.kernel] * 4), definition_us(pair, 1, replays=3)
         more = {"ns_a_row": 1e3 * us / GIVEN_ROWS, "definition_us": definition}
         found.append(line_of(bench, f"given {pair.name}", GIVEN_ROWS, 0, us, None, **more))
     return found
@@ -348,58 +364,105 @@ def line_of(
     return found
 
 
+PARTS = (sparse, given, given_between, linears, grouped, head, routed, newer, small)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--cache", type=Path, help="folder of compiled kernels")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--quick", action="store_true", help="build and check, no times")
+    parser.add_argument("--go-on", action="store_true", help="behind what the file has")
     args = parser.parse_args()
-    deadline = time.monotonic() + 60 * args.minutes
+    run = Run(args, time.monotonic() + 60 * args.minutes)
     device = torch.device("cuda", torch.cuda.current_device())
     cache, arch = args.cache, architecture(device)
-    begun = time.monotonic()
-    built = list(build_all([(builder(arch, say, cache), kernel) for kernel in kernels(arch)]))
-    result: dict[str, object] = {
-        "sources": sources_hash(),
-        "device": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python -m tools.step_kernels --file FILE",
-        "build_s": round(time.monotonic() - begun, 1),
-        "kernels": {k.name: msgspec.structs.asdict(cubin.usage) for _, k, cubin in built},
-    }
-    tools = toolbox(device, say, cache)
-    checks = checked(tools, device, arch)
-    result["checks"] = checks
-    write(args.file, result)
-    try:
-        volta = Toolbox(builder("compute_70", say, cache), cuda_launcher(device))
-    except NoNvrtc as problem:  # that of CUDA 13 has forgotten it
-        result["volta"] = problem.message
+    if args.go_on:
+        run.result = json.loads(args.file.read_text())
     else:
-        checks += checked(volta, device, "compute_70")
-    write(args.file, result)
+        begun = time.monotonic()
+        built = list(build_all([(builder(arch, say, cache), kernel) for kernel in kernels(arch)]))
+        run.result = {
+            "sources": sources_hash(),
+            "device": torch.cuda.get_device_name(device),
+            "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "command": "python -m tools.step_kernels --file FILE",
+            "build_s": round(time.monotonic() - begun, 1),
+            "kernels": {k.name: msgspec.structs.asdict(cubin.usage) for _, k, cubin in built},
+            "checks": [],
+            "begun": [],  # parts that are timed
+            "times": [],
+        }
+        run.write()
+    tools = toolbox(device, say, cache)
+    run.check(tools, device, arch)
     if not args.quick and form_of(arch).bf16:
-        times: list[dict[str, object]] = []
-        read = stream_us(tools, device, 2**30, 1)
-        bench = Bench(device, tools, 2**30 / read * 1e6)
-        result["stream_bytes_per_s"], result["times"] = bench.stream_rate, times
-        for part in (sparse, given, given_between, linears, grouped, head, routed, newer, small):
-            if time.monotonic() > deadline:
+        run.time(tools, device)
+    try:
+        volta = builder("compute_70", say, cache)
+        list(build_all([(volta, kernel) for kernel in kernels("compute_70")]))
+    except NoNvrtc as problem:  # that of CUDA 13 has forgotten it
+        run.result["volta"] = problem.message
+    else:
+        run.check(Toolbox(volta, cuda_launcher(device)), device, "compute_70")
+    run.write()
+    sys.exit(0 if all(line["good"] for line in run.result["checks"]) else 1)
+
+
+class Run:
+    """One call: what it has found, and its end."""
+
+    def __init__(self, args: argparse.Namespace, deadline_s: float) -> None:
+        self.args = args
+        self.deadline_s = deadline_s
+        self.result: dict[str, Any] = {}
+
+    def write(self) -> None:
+        self.args.file.write_text(json.dumps(self.result, indent=1) + "\n")
+
+    def check(self, tools: Toolbox, device: torch.device, form: str) -> None:
+        checks = self.result["checks"]
+        known = sum(line["form"] == form for line in checks)
+        for line in checked(tools, device, form, known):
+            checks.append(line)
+            self.write()
+            if time.monotonic() > self.deadline_s and form != architecture(device):
+                self.result["volta"] = "no time was left for all of it"
+                return
+            if "failed" in line:
+                self._go_on_if_lost(device)
+
+    def time(self, tools: Toolbox, device: torch.device) -> None:
+        result, times = self.result, self.result["times"]
+        if "stream_bytes_per_s" not in result:
+            result["stream_bytes_per_s"] = 2**30 / stream_us(tools, device, 2**30, 1) * 1e6
+        bench = Bench(device, tools, result["stream_bytes_per_s"])
+        for part in PARTS:
+            if part.__name__ in result["begun"]:
+                continue
+            if time.monotonic() > self.deadline_s:
                 say(f"no time was left for {part.__name__}")
                 continue
+            result["begun"].append(part.__name__)
             try:
                 times += part(bench)
             except Exception as problem:  # the other parts can be timed all the same
                 times.append({"name": part.__name__, "failed": f"{problem}"})
                 say(f"{part.__name__} failed: {problem}")
-            write(args.file, result)
-    sys.exit(0 if all(line["good"] for line in checks) else 1)
+                self.write()
+                self._go_on_if_lost(device)
+            self.write()
 
-
-def write(file: Path, result: dict[str, object]) -> None:
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    def _go_on_if_lost(self, device: torch.device) -> None:
+        """In a new process, if the device computes no more for this one."""
+        if answers(device):
+            return
+        left = max(0.1, (self.deadline_s - time.monotonic()) / 60)
+        say("the device computes no more; going on in a new process")
+        given = [*sys.argv[1:], "--go-on", "--minutes", str(left)]
+        os.execv(sys.executable, [sys.executable, "-m", "tools.step_kernels", *given])
 
 
 if __name__ == "__main__":
