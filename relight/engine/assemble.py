@@ -38,9 +38,11 @@ from relight.engine.graphs import shapes
 from relight.engine.guides import Guides
 from relight.engine.loop import Loop
 from relight.engine.memory import (
+    UNPACKED,
     check_weights_fit,
     check_weights_fit_in_ram,
     model_notes,
+    room_to_unpack,
     scratch_bytes,
     setting_notes,
     state_rows,
@@ -62,6 +64,7 @@ from relight.kernels.device import (
     memory_added,
 )
 from relight.kernels.select import Selection
+from relight.kernels.unpack import unpack
 from relight.model.network import AnyWeights, load, network
 from relight.model.weights_v41 import ModelWeightsV41
 from relight.text.tokenizer import Tokenizer
@@ -95,6 +98,9 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     recorder, recording_notes = choose_recorder(settings, config, device)
     weights = load(model, device, engram=settings.engram, progress=progress)
     weights, selection, kernel_notes = give_kernels(kernels, weights, device)
+    packed_bytes, unpacked_bytes = weights.nbytes, 0
+    if device.type == "cpu":
+        weights, unpacked_bytes = unpack(weights, room_to_unpack(available_bytes()))
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
@@ -154,12 +160,14 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
         memory=(
             *weight_rows(config, settings.engram),
             *([("weights: draft", drafting.nbytes)] if drafting else []),
+            *([(UNPACKED, unpacked_bytes)] if unpacked_bytes else []),
             *state_rows(spec, fitted, counts),
             (f"scratch of a step of {rows:,} rows, about", scratch_bytes(config, rows, 1)),
         ),
         measured=(
-            ("weights", weights.nbytes),
+            ("weights", packed_bytes),
             *([("weights: draft", proposer.nbytes)] if proposer else []),
+            *([(UNPACKED, weights.nbytes - packed_bytes)] if unpacked_bytes else []),
             ("pages, rings and records", pool.nbytes),
             ("counts for penalties", runner.sampler.counts.nbytes),
             (f"added by a first step of {rows:,} rows", scratch),

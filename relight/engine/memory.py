@@ -21,6 +21,15 @@ ELSEWHERE = {"host": "n-gram tables in RAM", "mmap": "n-gram tables in the check
 """By where they lie: names of what takes nothing of the device."""
 
 
+UNPACKED = "weights: also in float32"
+
+
+def room_to_unpack(available_bytes: int) -> int:
+    """What a processor's products may keep decoded: a model of which that is little decodes no
+    weight twice, and a large one is not read before it is needed."""
+    return available_bytes // 16
+
+
 def weight_rows(config: ModelConfig, engram: str = "device") -> Rows:
     """The parts of the backbone as they are stored; norms take twice that, since they become
     float32. `engram` says where n-gram tables lie."""

@@ -285,6 +285,7 @@ class Fp8Weight:
     block: int
     fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
     given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
+    values: Tensor | None = field(default=None, kw_only=True, repr=False)  # decoded, if kept
 
     quantised = True
 
@@ -297,6 +298,8 @@ class Fp8Weight:
         return self.data.shape[0], self.data.shape[1]
 
     def decode(self) -> Tensor:
+        if self.values is not None:
+            return self.values
         rows, columns = self.shape
         scale = e8m0_decode(self.scale).repeat_interleave(self.block, 1)[:, :columns]
         return e4m3_decode(self.data).mul_(scale.repeat_interleave(self.block, 0)[:rows])
@@ -305,7 +308,8 @@ class Fp8Weight:
         """`start` is a multiple of the block."""
         assert start % self.block == 0, f"row {start} is inside a block of {self.block}"
         scale = self.scale[start // self.block : -(-stop // self.block)]
-        return Fp8Weight(self.data[start:stop], scale, self.block)
+        values = None if self.values is None else self.values[start:stop]
+        return Fp8Weight(self.data[start:stop], scale, self.block, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +321,7 @@ class Fp4Weight:
     act_block: int = 128
     fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
     given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
+    values: Tensor | None = field(default=None, kw_only=True, repr=False)  # decoded, if kept
 
     quantised = True
 
@@ -325,10 +330,12 @@ class Fp4Weight:
         return self.data.shape[0], 2 * self.data.shape[1]
 
     def decode(self) -> Tensor:
-        return fp4_dequantise(self.data, self.scale)
+        return fp4_dequantise(self.data, self.scale) if self.values is None else self.values
 
     def rows(self, start: int, stop: int) -> "Fp4Weight":
-        return Fp4Weight(self.data[start:stop], self.scale[start:stop], self.act_block)
+        values = None if self.values is None else self.values[start:stop]
+        data, scale = self.data[start:stop], self.scale[start:stop]
+        return Fp4Weight(data, scale, self.act_block, values=values)
 
 
 Weight = DenseWeight | Fp8Weight | Fp4Weight
@@ -358,13 +365,16 @@ class StackedFp8:
     data: Tensor  # [E, N, K] uint8
     scale: Tensor  # [E, ceil(N / block), ceil(K / block)] uint8
     block: int
+    values: Tensor | None = field(default=None, kw_only=True, repr=False)  # decoded, if kept
 
     @property
     def act_block(self) -> int:
         return self.block
 
     def expert(self, index: int | Tensor) -> Fp8Weight:
-        return Fp8Weight(_one(self.data, index), _one(self.scale, index), self.block)
+        values = None if self.values is None else _one(self.values, index)
+        data, scale = _one(self.data, index), _one(self.scale, index)
+        return Fp8Weight(data, scale, self.block, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,9 +382,12 @@ class StackedFp4:
     data: Tensor  # [E, N, K / 2] uint8
     scale: Tensor  # [E, N, K / 32] uint8
     act_block: int = 128
+    values: Tensor | None = field(default=None, kw_only=True, repr=False)  # decoded, if kept
 
     def expert(self, index: int | Tensor) -> Fp4Weight:
-        return Fp4Weight(_one(self.data, index), _one(self.scale, index), self.act_block)
+        values = None if self.values is None else _one(self.values, index)
+        data, scale = _one(self.data, index), _one(self.scale, index)
+        return Fp4Weight(data, scale, self.act_block, values=values)
 
 
 StackedWeight = StackedDense | StackedFp8 | StackedFp4

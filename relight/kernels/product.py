@@ -1,7 +1,7 @@
 """Products with weights in their stored form, decoded tile by tile. Knows no op.
 
-A weight is never held decoded: a tile is decoded, multiplied and dropped, so that it stays in the
-CPU's cache, and on other devices costs a bounded scratch. Tiles are cut at fixed rows of the
+Unless its values are kept (`unpack`) a tile is decoded, multiplied and dropped: so it stays in
+the CPU's cache, and on other devices costs a bounded scratch. Tiles are cut at fixed rows of the
 weight, so they have no part in what a row's bits depend on.
 """
 
