@@ -34,7 +34,8 @@ ENGRAM = Variant("engram", "step", "cuda", ALL, "engram" in PROVEN)
 SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM)
 GIVEN = {
     one.op: Variant(one.op, "prefill", "cuda", ALL)
-    for one in (LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE)
+    for one in (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
+    if one is not SAMPLE
 }
 """By op. Products have kernels of their own for given rows, all else serves them as it is. A draw
 has no family."""

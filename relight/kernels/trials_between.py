@@ -9,19 +9,24 @@ from torch import Tensor
 from relight.kernels.canary import Trial
 from relight.kernels.cuda_tools import COMPRESS, GIVEN
 from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials_engram import engram_trials
 from relight.kernels.trials_small import compress_trials, small_trials
-from relight.kernels.trials_sparse import sparse_trials
+from relight.kernels.trials_sparse import attend_trials, index_trials
 
 TIMES = 8
 """So many rows for each of a trial of made rows."""
 
 
 def given_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
-    """Raw rows are read elsewhere in this family; all else is the same."""
+    """Attention has a kernel of its own in this family, and raw rows are read elsewhere; all else
+    is the same."""
     boundary = torch.bfloat16 if tools.form.bf16 else torch.float32
-    made = [*sparse_trials(tools, device), *small_trials(tools, device)]
+    made = [*index_trials(tools, device), *small_trials(tools, device)]
+    made += engram_trials(tools, device)
     same = [one for one in made if one.variant.op in GIVEN and one.variant != COMPRESS]
-    return [_given(one) for one in (*same, *compress_trials(tools, device, boundary, "prefill"))]
+    other = compress_trials(tools, device, boundary, "prefill")
+    other += attend_trials(tools, device, given=True)
+    return [_given(one) for one in (*same, *other)]
 
 
 def _given(trial: Trial) -> Trial:
