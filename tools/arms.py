@@ -6,7 +6,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,16 @@ def difference(found: Tokens, wanted: Tokens) -> str:
 
 
 def compare(
-    arms: Sequence[Arm], base: Settings, requests: Sequence[Request], out: Path
+    arms: Sequence[Arm],
+    base: Settings,
+    requests: Sequence[Request],
+    out: Path,
+    before: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Writes `out` after each arm. An arm that cannot run says why; one that its settings refuse is
-    no fault on a processor, where nothing is recorded and no kernel runs."""
+    """Writes `out` after each arm, behind those `before`. An arm that cannot run says why; one that
+    its settings refuse is no fault on a processor, where nothing is recorded and no kernel runs."""
     wanted: dict[str, tuple[str, Tokens]] = {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = dict(before or {})
     result = {"requests": len(requests), "arms": found}
     for arm in arms:
         line: dict[str, Any] = {"changes": arm.changes, "company": arm.company or len(requests)}

@@ -1,5 +1,5 @@
 """ember-v4 on a device: equal text between recorded and eager steps, batch sizes and overlapping,
-with each choice of kernels.
+with each choice of kernels; and of tiny models with drafts, with guesses or without.
 
     python -m tools.equal_text --out FILE [--device cuda] [--tokens 16]
 """
@@ -8,6 +8,7 @@ import argparse
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from relight.base.packaged import EMBER
 from relight.base.settings import Settings
@@ -16,19 +17,28 @@ from tools.arms import Arm, compare
 
 VOCAB = 4096
 LENGTHS = (1, 9, 127, 129, 500)
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"top_p": 0.9, "top_k": 50},
+    {"temperature": 0.0, "presence_penalty": 0.5},
+    {"temperature": 0.8, "min_p": 0.01, "logprobs": 2},
+)
+"""Of each kind of draws."""
 CONTEXT = 1024
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+DRAFTED = {"v4_dspark": 320, "v41": 320}
+"""Tiny models with drafts, and their vocabularies."""
 
 
-def requests(tokens: int) -> list[Request]:
-    """Greedy and sampled, over the ends of pages, of different lengths, so that steps have every
-    width from all of them down to one."""
+def requests(tokens: int, vocab: int = VOCAB) -> list[Request]:
+    """Over the ends of pages, of different lengths, so that steps have every width from all of them
+    down to one."""
     found = []
-    for number, length in enumerate(LENGTHS):
+    for number, (length, how) in enumerate(zip(LENGTHS, SAMPLINGS, strict=False)):
         draw = random.Random(number)
-        sampling = SamplingParams(
-            temperature=float(number % 2), seed=number, max_tokens=tokens + 3 * number
-        )
-        prompt = tuple(draw.randrange(4, VOCAB) for _ in range(length))
+        sampling = SamplingParams(seed=number, max_tokens=tokens + 3 * number, **how)
+        prompt = tuple(draw.randrange(4, vocab) for _ in range(length))
         found.append(Request(id=f"r{number}", prompt=prompt, sampling=sampling))
     return found
 
@@ -48,6 +58,18 @@ def arms() -> list[Arm]:
     return found
 
 
+def drafted_arms(name: str) -> list[Arm]:
+    """Two at a time, so that steps are not wider than what is soon recorded by definitions."""
+    plain: dict[str, object] = {"model": str(GOLDEN / name / "checkpoint"), "kernels": "reference"}
+    plain["num_slots"] = 2
+    guessing = {**plain, "spec": "dspark", "spec_k": 3}
+    return [
+        Arm(name, "eager, no guesses", {**plain, "graphs": "off"}, 2),
+        Arm(name, "eager, guesses", {**guessing, "graphs": "off"}, 2),
+        Arm(name, "recorded, guesses", {**guessing, "graphs": "on"}, 2),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -64,6 +86,9 @@ def main() -> None:
         step_target=0,
     )
     found = compare(arms(), base, requests(args.tokens), args.out)
+    for name, vocab in DRAFTED.items():
+        some = requests(args.tokens, vocab)
+        found = compare(drafted_arms(name), base, some, args.out, found["arms"])
     sys.exit(0 if all(arm["equal"] for arm in found["arms"].values()) else 1)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 PATHS = (
     "relight/kernels tests/engine/test_graphs.py tests/engine/test_no_waiting.py "
+    "tests/engine/test_recorded_draws.py tests/engine/test_recorded_guesses.py "
+    "tests/engine/test_short_context.py tests/model/test_beside.py "
     "tests/model/test_promises.py tests/cache"
 )
 """Two minutes of an H200's host; all that are marked take five: --paths tests relight/kernels."""

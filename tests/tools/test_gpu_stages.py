@@ -174,7 +174,12 @@ def test_texts_are_compared_on_a_processor_too(tmp_path: Path, monkeypatch) -> N
     assert compared == {
         "reference: eager, together": None,  # the first that ran
         "reference: eager, alone": "eager, together",
+        "v4_dspark: eager, no guesses": None,
+        "v4_dspark: eager, guesses": "eager, no guesses",
+        "v41: eager, no guesses": None,
+        "v41: eager, guesses": "eager, no guesses",
     }
+    assert all(arm["equal"] for arm in arms.values())
     assert arms["reference: eager, together"]["tokens"] == 7
     assert "graphs is on, and steps on cpu" in arms["reference: recorded, together"]["refused"]
     assert "kernels is 'cuda'" in arms["cuda: eager, alone"]["refused"]
