@@ -7,11 +7,15 @@ Outcomes are read off the output as it comes, so that a run which is cut short s
 
 import argparse
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 PATHS = (
@@ -42,26 +46,41 @@ def main() -> None:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=15"]
     command += ["-p", "no:cacheprovider", f"--device={args.device}", "-n", str(args.workers)]
     command += ["--dist", "worksteal", *args.paths.split()]
-    begun = written = time.monotonic()
-    outcomes: dict[str, str] = {}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    sys.exit(run(command, args.out, args.seconds))
+
+
+def run(command: Sequence[str], out: Path, seconds: float) -> int:
+    """The exit code. When the time is over, also where nothing is printed, it ends with all that it
+    has started: tests that hang, and their workers."""
+    written, outcomes = time.monotonic(), dict[str, str]()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
+    limit = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
     try:
         for line in process.stdout:
             sys.stdout.write(line)
             found = outcome(line)
             if found:
                 outcomes[found[0]] = found[1]
-            now = time.monotonic()
-            if now - written > WRITE_S:
-                written = now
-                write(args.out, outcomes)
-            if now - begun > args.seconds:
-                process.terminate()
+            if time.monotonic() - written > WRITE_S:
+                written = time.monotonic()
+                write(out, outcomes)
+        code = process.wait()
     finally:
-        process.wait()
-        write(args.out, outcomes)
-    sys.exit(process.returncode)
+        limit.cancel()
+        process.stdout.close()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        write(out, outcomes)
+    return code
 
 
 def write(file: Path, outcomes: dict[str, str]) -> None:

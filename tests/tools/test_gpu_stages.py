@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from tools.gpu import (
     judge_tests,
     run_stages,
 )
-from tools.gpu_tests import outcome
+from tools.gpu_tests import outcome, run
 
 GOOD = "import json, sys; json.dump({'value': 7}, open(sys.argv[1], 'w')); print('said')"
 FAILS = GOOD + "; raise SystemExit('no device')"
@@ -152,6 +153,14 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
 )
 def test_outcomes_are_read_off_lines(line: str, found: tuple[str, str] | None) -> None:
     assert outcome(line) == found
+
+
+def test_tests_that_hang_in_silence_are_ended_and_what_came_is_kept(tmp_path: Path) -> None:
+    code = "print('[gw0] [ 9%] PASSED a.py::test_b', flush=True); import time; time.sleep(60)"
+    out, begun_s = tmp_path / "tests.json", time.monotonic()
+    assert run([sys.executable, "-c", code], out, 2.0) != 0
+    assert time.monotonic() - begun_s < 30
+    assert json.loads(out.read_text())["outcomes"] == {"a.py::test_b": "passed"}
 
 
 def test_the_first_difference_is_told() -> None:
