@@ -6,6 +6,7 @@ import torch
 
 from relight.kernels import cuda_tools
 from relight.kernels.nvrtc import NoNvrtc
+from relight.lab import doctor
 from relight.lab.audit import Promise
 from relight.lab.doctor import broken, examine, findings, quick_audit, refused
 from relight.lab.machine import Accelerator, Machine, read_machine
@@ -77,8 +78,10 @@ def test_why_kernels_cannot_run_is_said_once_a_reason(monkeypatch: pytest.Monkey
     def no_nvrtc(arch: str, library: object) -> None:
         raise NoNvrtc("no NVRTC was found")
 
-    capability = (9, 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    arch = "sm_90"
+    monkeypatch.setattr(cuda_tools, "architecture", lambda _: arch)
+    for room in (cuda_tools, doctor):
+        monkeypatch.setattr(room, "is_at_least_volta", lambda _: arch >= "sm_70")
     monkeypatch.setattr(cuda_tools, "load", no_nvrtc)
     monkeypatch.setattr(cuda_tools.importlib.util, "find_spec", lambda name: None)
     where = torch.device("cuda")
@@ -87,14 +90,14 @@ def test_why_kernels_cannot_run_is_said_once_a_reason(monkeypatch: pytest.Monkey
     assert missing.problem.startswith("kernels for linear, experts, ")
     assert missing.problem.endswith("missing: NVRTC for it, cuda-core")
     assert "relight[cuda]" in missing.remedy
-    capability = (6, 1)
+    arch = "sm_61"
     old, _ = refused(where)
     assert "the device is sm_61" in old.problem
     assert "install" not in old.remedy
     assert refused(torch.device("cpu")) == []
     monkeypatch.setattr(cuda_tools, "load", lambda arch, library: None)
     monkeypatch.setattr(cuda_tools.importlib.util, "find_spec", lambda name: name)
-    capability = (7, 0)
+    arch = "sm_70"
     assert refused(where) == []
 
 
