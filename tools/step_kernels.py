@@ -45,7 +45,7 @@ from relight.kernels.small import stream_read
 from relight.kernels.testing import same_bits
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, fp8_weight, tokens, trials
-from tools import given_products
+from tools import given_experts, given_products
 from tools.small_kernels import Pair, given_pairs, pairs
 from tools.small_kernels_v41 import pairs_v41
 from tools.sources import sources_hash
@@ -335,6 +335,21 @@ def given(bench: Bench) -> list[dict[str, object]]:
     return found
 
 
+def given_routed(bench: Bench) -> list[dict[str, object]]:
+    """The routed experts of given rows, whole and launch by launch."""
+    run, flop = given_products.rate_run(bench.device)
+    rate = flop / graph_us([run] * 4)  # in a microsecond
+    found = []
+    for case in given_experts.cases(bench.tools, bench.device):
+        us = graph_us(case.runs, replays=5)
+        more = {"us_a_row": us / case.rows, "share_of_rate": case.flop / us / rate}
+        if case.peers:
+            more["peer_us"] = graph_us(case.peers, replays=3)
+        name = f"given {case.name}"
+        found.append(line_of(bench, name, case.rows, case.nbytes, us, None, **more))
+    return found
+
+
 def drawn(rows: int, experts: int, device: torch.device) -> Tensor:
     some = [torch.randperm(experts)[:SLOTS].sort().values for _ in range(rows)]
     return torch.stack(some).to(device)
@@ -364,7 +379,7 @@ def line_of(
     return found
 
 
-PARTS = (sparse, given, given_between, linears, grouped, head, routed, newer, small)
+PARTS = (sparse, given, given_routed, given_between, linears, grouped, head, routed, newer, small)
 
 
 def main() -> None:

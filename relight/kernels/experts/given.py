@@ -143,11 +143,11 @@ class GivenExperts:
             part = slice(at, at + MOST_ROWS)
             pairs = Pairs(self._tools, ids[part].contiguous(), len(w1.data))
             route = weights[part].contiguous()
-            codes, scales = self._hidden(x[part], pairs, route, w1, w3, float(limit), boundary)
-            self._down(codes, scales, pairs, w2, boundary, out[part])
+            codes, scales = self.hidden(x[part], pairs, route, w1, w3, float(limit), boundary)
+            self.down(codes, scales, pairs, w2, boundary, out[part])
         return out
 
-    def _hidden(
+    def hidden(
         self,
         x: Tensor,
         pairs: "Pairs",
@@ -183,7 +183,7 @@ class GivenExperts:
         )
         return hidden, hidden_scales
 
-    def _down(
+    def down(
         self,
         codes: Tensor,
         scales: Tensor,
