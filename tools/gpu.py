@@ -1,6 +1,6 @@
 """Everything that needs an accelerator, in one call of ten minutes: kernels built, checked and
 timed, the tests, text compared between all forms of a step, a model of real size, the step
-benchmark.
+benchmark, kernels under compute-sanitizer.
 
     python -m tools.gpu --out DIR [--device cuda] [--minutes 9] [--stages texts,step] [--quick]
 
@@ -89,6 +89,10 @@ def _step(job: Job) -> Sequence[str]:
             kernels, "--seconds", str(job.seconds - 30), *small)  # fmt: skip
 
 
+def _sanitize(job: Job) -> Sequence[str]:
+    return ("-m", "tools.sanitize", "--out", str(job.file), "--seconds", str(job.seconds - 8))
+
+
 def judge_tests(found: Found) -> tuple[bool, str]:
     counts: dict[str, int] = found.get("counts", {})
     return not found.get("not_passed") and counts.get("passed", 0) > 0, str(counts)
@@ -135,12 +139,21 @@ def judge_step(found: Found) -> tuple[bool, str]:
     return bool(models) and found.get("finished") is True, "; ".join(layers)
 
 
+def judge_sanitize(found: Found) -> tuple[bool, str]:
+    tools = found.get("tools", {})
+    if "program" in found and found["program"] is None:
+        return True, "skipped: compute-sanitizer is not there"
+    words = "; ".join(f"{name}: {one['words']}" for name, one in tools.items())
+    return bool(tools) and all(one["good"] for one in tools.values()), words
+
+
 STAGES = (
     Stage("step_kernels", 110, _step_kernels, judge_step_kernels),
-    Stage("texts", 120, _texts, judge_arms),
-    Stage("tests", 120, _tests, judge_tests, {"OMP_NUM_THREADS": "1"}),
-    Stage("answers", 90, _real, judge_arms),
-    Stage("step", 100, _step, judge_step),
+    Stage("texts", 100, _texts, judge_arms),
+    Stage("tests", 110, _tests, judge_tests, {"OMP_NUM_THREADS": "1"}),
+    Stage("answers", 70, _real, judge_arms),
+    Stage("step", 80, _step, judge_step),
+    Stage("sanitize", 70, _sanitize, judge_sanitize),
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import equal_text
+from tools import equal_text, sanitize
 from tools.arms import difference
 from tools.gpu import (
     STAGES,
@@ -17,6 +17,7 @@ from tools.gpu import (
     Job,
     Stage,
     judge_arms,
+    judge_sanitize,
     judge_step_kernels,
     judge_tests,
     run_stages,
@@ -138,6 +139,32 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
     assert judge_arms({"arms": {"a": {"equal": True}}})[0]
     assert not judge_arms({"arms": {"a": {"equal": True}, "b": {"equal": False}}})[0]
     assert not judge_arms({})[0]
+
+
+CLEAN = "attend 512\nall kernels were launched\n========= ERROR SUMMARY: 0 errors"
+RACE = (
+    "========= Error: Race reported between Write access at step_linear+0x230 in source.cu:31\n"
+    "=========     and Read access at step_linear+0x450 [8 hazards]\n" + CLEAN
+)
+OTHERS = "=========     at at::native::sort(int)+0x10\n" + CLEAN.replace(": 0", ": 3")
+
+
+@pytest.mark.parametrize(
+    ("log", "good", "words"),
+    [
+        (CLEAN, True, "clean"),
+        (RACE, False, "faults in step_linear"),
+        (OTHERS, True, "clean; 3 in kernels of others"),
+        ("attend 512", False, "did not come to its end"),
+        ("========= Error: Device not supported", True, "does not run on this machine"),
+    ],
+)
+def test_what_a_sanitizer_prints_is_judged(log: str, good: bool, words: str) -> None:
+    found = sanitize.judged(log, {"step_linear"})
+    assert (found["good"], found["words"]) == (good, words)
+    assert judge_sanitize({"program": "x", "tools": {"racecheck": found}})[0] == good
+    assert judge_sanitize({"program": None})[0]
+    assert not judge_sanitize({})[0]
 
 
 @pytest.mark.parametrize(
