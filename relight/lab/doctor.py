@@ -162,7 +162,7 @@ def _speed(machine: Machine) -> list[Finding]:
             return []
         return [
             Finding(
-                f"kernels for {', '.join(new)} of generated tokens run only if they are asked for: "
+                f"kernels for {', '.join(new)} run only if they are asked for: "
                 "no run on a device has proven them yet",
                 "--kernels cuda builds them and tries each beside its torch definition before it "
                 "runs; do not judge speed by this version without it",
