@@ -29,7 +29,7 @@ SPREAD = 24
 
 MOST_ROWS = 8192
 """Of a pass. The more rows an expert has, the fewer of a tile's columns are empty: with 6 of 256
-experts 192 pairs of each are 3 to 4 tiles; with 2,048 rows 48 are one. Weights, 3.2 GB of a layer
+experts 192 pairs of each are 3 to 4 tiles; with 2,048 rows 48 are one. Weights, 3.4 GB of a layer
 of V4-Flash, leave memory once a pass."""
 
 DOWN_BYTES = 128 * 2**20
