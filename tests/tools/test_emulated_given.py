@@ -88,16 +88,16 @@ def test_rows_are_near_their_definitions_and_alike_in_any_company(tools: Toolbox
         assert relative_error(found, definition(x)) <= tolerance, kind
         other = by_narrow[kind][0]
         assert_bits_equal(other(x), found, f"{kind}: another tile")
-        shuffled = torch.randperm(ROWS)
-        assert_bits_equal(kernel(x[shuffled]), found[shuffled], f"{kind}: another place")
-        for some in (slice(3, 4), slice(130, 135), slice(40, 150)):
+        for some in (slice(3, 4), slice(130, 135)):
             assert_bits_equal(kernel(x[some]), found[some], f"{kind}: rows {some}")
-        sick = x.clone()
+        order = torch.randperm(ROWS)
+        sick = x[order]
         sick[1::3].flatten(1)[:, 5] = float("nan")
         sick[2::9].flatten(1)[:, 7] = float("inf")
         healthy = torch.tensor([at for at in range(ROWS) if at % 3 != 1 and at % 9 != 2])
         beside = kernel(sick)
-        assert_bits_equal(beside[healthy], found[healthy], f"{kind}: beside NaN")
+        elsewhere = found[order][healthy]
+        assert_bits_equal(beside[healthy], elsewhere, f"{kind}: another place, beside NaN")
         assert beside[1::3].isnan().flatten(1).any(1).all()
 
 
