@@ -39,19 +39,27 @@ def install(version: str) -> Path:
     if not libraries(folder / "nvidia"):
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"]
         command += ["--retries", "1", "--timeout", "20", "--disable-pip-version-check"]
-        command += ["--target", str(folder), f"nvidia-cuda-nvrtc-cu12=={version}.*"]
+        package = "nvidia-cuda-nvrtc" + "-cu12" * version.startswith("12.")
+        command += ["--target", str(folder), f"{package}=={version}.*"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"pip cannot fetch NVRTC {version}: {done.stderr.strip()[-300:]}")
     return libraries(folder / "nvidia")[0]
 
 
-def table(library: Path, architectures: list[str], cache: Path, workers: int) -> Iterator[Line]:
+def one_each(some: list[Kernel]) -> list[Kernel]:
+    """Of each source and entry point."""
+    return list({(kernel.source, kernel.entry): kernel for kernel in some}.values())
+
+
+def table(
+    library: Path, architectures: list[str], cache: Path, workers: int, *, few: bool = False
+) -> Iterator[Line]:
     nvrtc, kept = Nvrtc(library), CubinCache(cache, lambda text: print(text, file=sys.stderr))
     jobs: list[tuple[Builder, Kernel]] = []
     for arch in architectures:
         one = Builder(nvrtc, arch, kept)
-        jobs += [(one, kernel) for kernel in kernels(arch)]
+        jobs += [(one, kernel) for kernel in (one_each if few else list)(kernels(arch))]
     for one, kernel, cubin in build_all(jobs, workers):
         yield Line(one.arch, kernel.name, **msgspec.structs.asdict(cubin.usage))
 
@@ -62,13 +70,15 @@ def main() -> None:
     parser.add_argument("--arch", action="append", choices=ARCHITECTURES)
     parser.add_argument("--cache", type=Path, default=FOLDER.parent / "cubins")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--few", action="store_true", help="one of each entry point")
     args = parser.parse_args()
     try:
         library = install(args.version)
     except OSError as problem:
         print(problem, file=sys.stderr)
         sys.exit(NO_LIBRARY)
-    lines = list(table(library, args.arch or list(ARCHITECTURES), args.cache, args.workers))
+    architectures = args.arch or list(ARCHITECTURES)
+    lines = list(table(library, architectures, args.cache, args.workers, few=args.few))
     print(msgspec.json.encode(lines).decode())
 
 

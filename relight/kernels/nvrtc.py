@@ -60,6 +60,9 @@ class Nvrtc:
         self._do("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
         check_version(library, self.version)
+        # It asks for them by name when it compiles; that of CUDA 13 does not look beside itself.
+        for builtins in sorted(library.parent.glob(builtins_of(self.version) + "*")):
+            ctypes.CDLL(str(builtins))
         count = ctypes.c_int()
         self._do("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
@@ -124,6 +127,10 @@ class Nvrtc:
         assert code == 0, f"{call} of {self.library} returned {code}"
 
 
+def builtins_of(version: tuple[int, int]) -> str:
+    return f"libnvrtc-builtins.so.{version[0]}.{version[1]}"
+
+
 def check_version(library: Path, version: tuple[int, int]) -> None:
     """`version` is what the loaded library says; the files beside it say which one it should be."""
     if version < OLDEST:
@@ -132,7 +139,7 @@ def check_version(library: Path, version: tuple[int, int]) -> None:
             f"later; {REMEDY}"
         )
     beside = [path.name for path in library.parent.glob("libnvrtc-builtins.so.*")]
-    wanted = f"libnvrtc-builtins.so.{version[0]}.{version[1]}"
+    wanted = builtins_of(version)
     if beside and not any(name.startswith(wanted) for name in beside):
         raise NoNvrtc(
             f"NVRTC {version[0]}.{version[1]} answers for {library}, beside which lies "
