@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from relight.kernels.canary import Trial, check, relative_error
-from relight.kernels.codec import fp8_quantise
+from relight.kernels.codec import fp8_quantise, fp8_round
 from relight.kernels.cuda_tools import VARIANTS
 from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import experts_trial, linear_trials, tokens, trials
+from relight.kernels.trials_engram import engram_trials
 from relight.kernels.trials_small import small_trials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -102,20 +103,24 @@ def test_no_rows_give_no_rows(trial: Trial) -> None:
     assert trial.kernel(trial.inputs()[:0]).shape[0] == 0
 
 
-def test_tokens_are_rounded_to_the_bytes_of_the_definition(tools: Toolbox) -> None:
+@pytest.mark.parametrize("block", [128, 32])
+def test_tokens_are_rounded_to_the_bytes_of_the_definition(tools: Toolbox, block: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        x = tokens(33, 4096, torch.device("cuda"), dtype)
+        x = tokens(33, 5120, torch.device("cuda"), dtype)
         x[3] *= 1e-9
         x[5, 128:256] = 0
-        codes, scales = tools.quantise(x)
-        wanted, bytes_of = fp8_quantise(x, 128)
+        codes, scales = tools.quantise(x, block)
+        wanted, bytes_of = fp8_quantise(x, block)
         assert_bits_equal(codes & 127, wanted & 127, "codes")
         assert_bits_equal(scales, torch.exp2(bytes_of.float() - 127), "scales")
+        values, exact = tools.round(x, block).float(), fp8_round(x, block)
+        assert_bits_equal(values + 0.0, exact + 0.0, "values")  # a zero has no sign
 
 
 def test_a_recorded_graph_gives_the_same_bits(tools: Toolbox) -> None:
     device = torch.device("cuda")
-    some = (linear_trials(tools, device)[2], experts_trial(tools, device))
+    products = linear_trials(tools, device, lengths={128: (4096,), 32: (5120,)})
+    some = (*products[:2], experts_trial(tools, device), *engram_trials(tools, device))
     for trial in (*some, *small_trials(tools, device)):
         x = trial.inputs()
         wanted = trial.kernel(x)
@@ -138,7 +143,7 @@ def test_more_outputs_than_32_bits_count(tools: Toolbox) -> None:
         pytest.skip("needs 24 GiB of the device")
     if not tools.form.bf16:
         pytest.skip("bf16 tokens")
-    trial = linear_trials(tools, torch.device("cuda"), outputs=129_280)[-1]
+    trial = linear_trials(tools, torch.device("cuda"), outputs=129_280, lengths={})[-1]
     x = tokens(9, 4096, torch.device("cuda"), torch.bfloat16)
     wide = x.repeat(17_000 // 9 + 1, 1)
     found = trial.kernel(wide)
