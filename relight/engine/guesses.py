@@ -23,7 +23,8 @@ PLACES = 3
 
 
 class RecordedGuesses:
-    """`lengths` [slots] counts all rows of a step, those of wrong guesses too."""
+    """`lengths` [slots] counts all rows of a step, those of wrong guesses too. `most`: sequences
+    whose blocks are few rows together."""
 
     def __init__(self, proposer: DraftProposer, lengths: Tensor) -> None:
         self._proposer = proposer
@@ -39,10 +40,11 @@ class RecordedGuesses:
         self.num_replays = 0
 
     def record(self, count: int, recorder: Recorder) -> None:
-        """From now on guesses for so many sequences are replayed, if blocks of so many are few
-        rows. Raises as `Recorder.record`."""
+        """From now on guesses for so many sequences are replayed, or for as many as there may be.
+        Raises as `Recorder.record`."""
+        count = min(count, self.most)
         for cut in (False, True):
-            if count <= self.most and (count, cut) not in self._recorded:
+            if (count, cut) not in self._recorded:
                 self._table.clear()  # greedy guesses for slot 0
                 self._recorded[count, cut] = recorder.record(partial(self._run, count, cut))
 

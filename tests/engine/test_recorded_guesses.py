@@ -97,8 +97,7 @@ def test_what_no_recording_holds_is_left_to_the_draft(engine: RealEngine, device
     proposer = engine.runner.proposer
     assert isinstance(proposer, DraftProposer)
     recorded = RecordedGuesses(proposer, engine.runner.lengths)
-    for count in (1, 1000):  # the last of so many rows that it is not worth it
-        recorded.record(count, recorder_of(device))
+    recorded.record(1, recorder_of(device))
     asks = [Rows(slot, 30, (5,), sample=True, propose=2) for slot in range(2)]
     draws = [Draw(slot, 31, sampled(9)) for slot in range(2)]
     tokens = torch.tensor([7, 8], device=device)
@@ -108,3 +107,5 @@ def test_what_no_recording_holds_is_left_to_the_draft(engine: RealEngine, device
     assert recorded.propose([quiet], draws[:1], tokens[:1]) is None
     many = tokens[:1].expand(1000)
     assert recorded.propose(asks[:1], draws[:1], many) is None
+    recorded.record(1000, recorder_of(device))  # as many as there are slots
+    assert isinstance(recorded.propose(asks, draws, tokens), Guesses)
