@@ -10,6 +10,7 @@ from torch import Tensor
 from relight.base.formats import RowFormat, index_row
 from relight.kernels.attend import Keys
 from relight.kernels.attend import cuda as attend_cuda
+from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.index import Asked
 from relight.kernels.index.step import StepIndex
@@ -84,7 +85,7 @@ def given_attention(
     tools: Toolbox, shape: attend_cuda.Shape, device: torch.device
 ) -> Callable[[], object]:
     """Each row sees the one before it and 127 more, and entries of its own choice."""
-    rows, fast = GIVEN_ROWS, StepAttend(tools)
+    rows, fast = GIVEN_ROWS, GivenAttend(tools)
     q = torch.randn(rows, shape.heads, shape.dim, device=device).to(shape.dtype)
     window = packed(shape.window, WINDOW + rows, device)
     entries = packed(shape.entries, STORED, device)

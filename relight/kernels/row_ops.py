@@ -4,6 +4,8 @@ for. Knows no op's arguments."""
 from dataclasses import dataclass, replace
 
 from relight.base.numerics import Family
+from relight.kernels.attend import FastAttend
+from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.compress.step import StepCompress
 from relight.kernels.engram.step import StepEngram
@@ -31,7 +33,7 @@ class RowOps:
     compress: StepCompress | None = None
     route: StepRoute | None = None
     shared: StepShared | None = None
-    attend: StepAttend | None = None
+    attend: FastAttend | None = None
     index: StepIndex | None = None
     engram: StepEngram | None = None
     side: SideStream | None = None
@@ -42,8 +44,8 @@ DEFINITIONS = RowOps()
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The same kernels serve both families, each op where it was chosen for them. Rows of both are
-    drawn from together."""
+    """Nearly all kernels serve both families, each op where it was chosen for them. Rows of both
+    are drawn from together."""
 
     prefill: RowOps = DEFINITIONS
     step: RowOps = DEFINITIONS
@@ -61,7 +63,9 @@ def chosen_ops(tools: Toolbox, selection: Selection) -> Ops:
     beside; many rows fill it, and would only hold more memory at once."""
     prefill, step = (_chosen(selection, family) for family in ("prefill", "step"))
     return Ops(
-        prefill=_row_ops(tools, prefill),
+        prefill=replace(
+            _row_ops(tools, prefill), attend=GivenAttend(tools) if "attend" in prefill else None
+        ),
         step=replace(_row_ops(tools, step), side=tools.side),
         sample=StepSample(tools) if "sample" in step else None,
     )

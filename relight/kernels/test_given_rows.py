@@ -8,6 +8,7 @@ from torch import Tensor
 from relight.base.formats import index_row, kv_row
 from relight.kernels import index, store
 from relight.kernels.attend import Keys, attend, cuda
+from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
 from relight.kernels.hyper.step import StepHyper
@@ -38,9 +39,10 @@ def some_rows(count: int) -> list[slice]:
     return [slice(at, at + 1) for at in (0, 1, 180, 181, count // 2, count - 2, count - 1)]
 
 
-def test_attention_of_a_chunk(device_tools: Toolbox) -> None:
-    """Three passes and a part of one."""
-    rows, fast = 600, StepAttend(device_tools)
+@pytest.mark.parametrize("kernels", [GivenAttend, StepAttend])
+def test_attention_of_a_chunk(device_tools: Toolbox, kernels: type[GivenAttend]) -> None:
+    """By the kernels of a step, which may serve given rows too, three passes and a part of one."""
+    rows, fast = 600, kernels(device_tools)
     for shape in cuda.shapes(device_tools.form):
         window, entries = (filled(one, 900, DEVICE) for one in (shape.window, shape.entries))
         q = torch.randn(rows, shape.heads, shape.dim, device=DEVICE).to(shape.dtype)
@@ -127,6 +129,6 @@ def test_more_elements_than_32_bits_count(device_tools: Toolbox) -> None:
     del turned
     window, sink = filled(kv_row(512, 64), 90, DEVICE), torch.randn(64, device=DEVICE)
     near = torch.randint(-1, 90, (rows, 64), device=DEVICE)
-    fast = StepAttend(device_tools)
+    fast = GivenAttend(device_tools)
     found = fast.attend(q, Keys(window, near), sink, 0.04)
     assert_bits_equal(found[-3:], fast.attend(last, Keys(window, near[-3:]), sink, 0.04), "attend")

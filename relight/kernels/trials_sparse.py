@@ -10,8 +10,9 @@ from torch import Tensor
 
 from relight.base.formats import RowFormat, index_row
 from relight.kernels import store
-from relight.kernels.attend import Keys, attend
+from relight.kernels.attend import FastAttend, Keys, attend
 from relight.kernels.attend import cuda as attend_cuda
+from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import Trial
 from relight.kernels.cuda_tools import ATTEND, INDEX
@@ -37,8 +38,10 @@ def sparse_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
     return [*attend_trials(tools, device), *index_trials(tools, device)]
 
 
-def attend_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> list[Trial]:
-    fast = StepAttend(tools)
+def attend_trials(
+    tools: Toolbox, device: torch.device, rows: int = ROWS, given: bool = False
+) -> list[Trial]:
+    fast: FastAttend = GivenAttend(tools) if given else StepAttend(tools)
 
     def trial(shape: attend_cuda.Shape) -> Trial:
         window, entries = rings(shape.window, device), filled(shape.entries, STORED, device)

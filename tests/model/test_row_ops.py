@@ -5,7 +5,7 @@ bits however they are cut."""
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from relight.base.checkpoint import open_model
 from relight.base.config import ModelConfig
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, Numerics
 from relight.cache.layout import PAGE_TOKENS
+from relight.engine.plan import Rows
 from relight.kernels.build import Kernel
 from relight.kernels.cuda_tools import ALL, VARIANTS, supported, toolbox
 from relight.kernels.launch import Grid, Launch
-from relight.kernels.row_ops import DEFINITIONS, Ops, RowOps, chosen_ops
+from relight.kernels.row_ops import DEFINITIONS, NO_KERNELS, Ops, RowOps, chosen_ops
 from relight.kernels.select import Selection
 from relight.kernels.toolbox import Toolbox
-from relight.model.network import AnyWeights, load
+from relight.model.attention import addresses
+from relight.model.network import AnyWeights, load, network
 from tests.model.harness import GOLDEN, Driver, differing, same_bits
 from tools.emulate import emulated
 
@@ -32,9 +34,9 @@ pytestmark = pytest.mark.slow
 PROMPT = [random.Random(5).randrange(4, 320) for _ in range(PAGE_TOKENS + 2)]
 START = PAGE_TOKENS - 3  # groups of 4 and of 128 close in the steps behind it
 
-LONG = [random.Random(6).randrange(4, 320) for _ in range(PAGE_TOKENS + 22)]
-"""More tokens than a ring has rows."""
-CUTS = (3, 64, 131, 132)
+MORE = [random.Random(6).randrange(4, 320) for _ in range(START + 20)]
+CUTS = (3, 4, 9)
+"""Of what is given behind START."""
 
 BOTH = {
     *("attend_scores", "attend_values", "gated", "index_scores", "index_topk", "joined"),
@@ -47,8 +49,8 @@ LAUNCHED = {
     | {"norm rope fp8-all row", "norm rope fp4 row", "rope fp4-fine row", "rope fp4 grid"}
     | {"pool", "put_raw", "read_streams", "table_rows", "gather", "gate"},
 }
-GIVEN = {"copy_rows"}
-"""Besides, of given rows: they read what a scratch holds, not a ring."""
+ATTEND = {"attend_scores", "attend_values"}
+"""Two kernels of a step, for which given rows have one where what is between ops is bf16."""
 """Routing is left out: the kernel wants experts by 32, and these networks have 4 and 6."""
 
 
@@ -95,12 +97,27 @@ def tools(device: str, folder: Path) -> Toolbox:
     return toolbox(torch.device(device), heard.append, folder)
 
 
+def golden(name: str, device: str) -> tuple[ModelConfig, AnyWeights]:
+    """Tensors begin where a device's do: on a processor they are mapped, and lie anywhere."""
+    model = open_model(GOLDEN / name / "checkpoint")
+    return model.config, apart(load(model, torch.device(device)))
+
+
+def apart(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, tuple | list):
+        return type(tree)(apart(part) for part in tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        parts = {one.name: apart(getattr(tree, one.name)) for one in fields(tree) if one.init}
+        return replace(tree, **parts)
+    return tree
+
+
 def run(
     config: ModelConfig, weights: AnyWeights, numerics: Numerics, device: str
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    context = 2 * PAGE_TOKENS
-    driver = Driver(config, weights, numerics, num_slots=2, context=context, device=device)
-    driver.set_length(1, 0)
+    driver = driver_of(config, weights, numerics, device)
     given = driver.given(1, PROMPT[:START])
     made = torch.cat(
         [driver.made(1, PROMPT[START : START + 1]), driver.made(1, PROMPT[START + 1 :], 4)]
@@ -113,8 +130,7 @@ def run(
 def test_a_step_by_kernels_is_near_the_step_by_definitions(
     ops: Ops, noting: Noting, device: str, numerics: Numerics, name: str
 ) -> None:
-    model = open_model(GOLDEN / name / "checkpoint")
-    config, weights = model.config, load(model, torch.device(device))
+    config, weights = golden(name, device)
     given, made, state = run(config, weights, numerics, device)
     noting.launched.clear()
     fast = replace(weights, ops=replace(ops, prefill=DEFINITIONS))
@@ -135,12 +151,14 @@ def test_given_rows_by_kernels_are_near_the_definitions_however_they_are_cut(
     """mHC's projection and the products of attention have sums of their own: as between the two
     families of definitions, a few of a long prompt's values fall on other sides of their steps, and
     what follows from them. All else leaves what the definitions leave."""
-    model = open_model(GOLDEN / name / "checkpoint")
-    config, weights = model.config, load(model, torch.device(device))
+    config, weights = golden(name, device)
 
     def read_by(kernels: RowOps, cuts: Sequence[int] = ()) -> tuple[Tensor, dict[str, Tensor]]:
-        some = replace(weights, ops=Ops(prefill=kernels))
-        return read(config, some, numerics, device, cuts)
+        driver = driver_of(config, weights, numerics, device)
+        driver.given(1, MORE[:START])
+        fast = replace(weights, ops=Ops(prefill=kernels))
+        driver.runner.model = network(config, fast, numerics)
+        return driver.given(1, MORE[START:], cuts), driver.readable(1)
 
     wanted, state = read_by(DEFINITIONS)
     found, near_state = read_by(replace(ops.prefill, hyper=None, attend=None))
@@ -148,24 +166,55 @@ def test_given_rows_by_kernels_are_near_the_definitions_however_they_are_cut(
 
     noting.launched.clear()
     found, near_state = read_by(ops.prefill)
-    assert noting.launched == LAUNCHED[name] | GIVEN
+    attend = {"attend_given"} if numerics.boundary == "bfloat16" else ATTEND
+    assert noting.launched == (LAUNCHED[name] - ATTEND) | attend | {"copy_rows"}
     assert (found - wanted).norm() <= 0.1 * wanted.norm()
     cut, cut_state = read_by(ops.prefill, CUTS)
     assert same_bits(cut, found)
     assert not differing(cut_state, near_state)
 
 
-def read(
-    config: ModelConfig,
-    weights: AnyWeights,
-    numerics: Numerics,
-    device: str,
-    cuts: Sequence[int] = (),
-) -> tuple[Tensor, dict[str, Tensor]]:
+def test_compressors_take_more_rows_than_a_ring_has(ops: Ops, noting: Noting, device: str) -> None:
+    """Behind some that were given before: groups of both chunks, and what is kept of the last."""
+    config, weights = golden("v4", device)
+    generator = torch.Generator().manual_seed(7)
+    chunks = [torch.randn(n, config.hidden_size, generator=generator) for n in (10, 150)]
+
+    def stored(fast: Ops) -> dict[str, Tensor]:
+        driver = driver_of(config, replace(weights, ops=fast), OFFICIAL, device)
+        for x in chunks:
+            rows = Rows(1, driver.length(1), (5,) * len(x), sample=False)
+            segment = driver.runner.batch.segment("prefill", [rows])
+            where = addresses(config, segment)
+            for layer in (1, 2):
+                attention = driver.runner.model.blocks[layer].attention
+                state, ratio = driver.runner.states[layer], config.layers[layer].ratio
+                given = (x.to(device), segment)
+                rings, entries = where.partial_rings[ratio], where.entries[ratio]
+                last = (attention.frequencies, attention.boundary)
+                places = (state.partial, rings, entries, state.compressed)
+                attention.compressor.store(*given, *places, *last)
+                if attention.index_compressor is not None:
+                    places = (state.index_partial, rings, entries, state.keys)
+                    attention.index_compressor.store(*given, *places, *last, turned=True)
+            driver.set_length(1, driver.length(1) + len(x))
+        names = ("partial", "index_partial", "compressed", "index_keys")
+        found = driver.readable(1)
+        return {n: found[n] for n in found if n.startswith(names) and n[-1] in "12"}
+
+    noting.launched.clear()
+    found, wanted = stored(ops), stored(NO_KERNELS)
+    assert noting.launched == {"pool", "put_raw"}
+    assert len(found) == 8
+    for kind, rows in wanted.items():
+        assert distance(found[kind], rows, raw="partial" in kind) <= 0.001, kind
+
+
+def driver_of(config: ModelConfig, weights: AnyWeights, numerics: Numerics, device: str) -> Driver:
     context = 2 * PAGE_TOKENS
     driver = Driver(config, weights, numerics, num_slots=2, context=context, device=device)
     driver.set_length(1, 0)
-    return driver.given(1, LONG, cuts), driver.readable(1)
+    return driver
 
 
 def assert_near(

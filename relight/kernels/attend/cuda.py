@@ -6,16 +6,23 @@ from dataclasses import dataclass
 import torch
 
 from relight.base.formats import RowFormat, compressed_row_v41, kv_row, window_row_v41
+from relight.kernels.attend.keys import KEY_BLOCK
 from relight.kernels.block import short
 from relight.kernels.build import Kernel, Macros
 from relight.kernels.forms import Form
 
-SOURCE = "attend/step.cu"
+SOURCE, GIVEN_SOURCE = "attend/step.cu", "attend/given.cu"
 
 TILE_HEADS, CHUNK = 16, 64
 """Heads and dims of a block; `TILE` and `CHUNK` of the source."""
 
-VALUE_THREADS = 256
+VALUE_THREADS = GIVEN_THREADS = 256
+
+GIVEN_HEADS = 64
+"""Of a row, which a block of the kernel for given rows has all; `ROOM` of the source."""
+
+STATIC_BYTES = 4 * 1024
+"""More than that kernel has of shared memory beside what is asked for."""
 
 FORMATS = {"fp8": 0, "fp8-all": 1, "fp4-fine": 2}
 """Of `cuda/keys.cuh`."""
@@ -54,6 +61,11 @@ class Shape:
         return -(-self.heads // TILE_HEADS)
 
     @property
+    def given_bytes(self) -> int:
+        """Shared memory of a given row: queries, a block of keys, numerators of it, all bf16."""
+        return 2 * ((GIVEN_HEADS + KEY_BLOCK) * self.dim + GIVEN_HEADS * KEY_BLOCK)
+
+    @property
     def objection(self) -> str:
         """Why there are no kernels for it; empty if there are."""
         for rows in (self.window, self.entries):
@@ -90,10 +102,20 @@ def values(form: Form, shape: Shape) -> Kernel:
     return _kernel("values", "attend_values", form, shape)
 
 
-def _kernel(what: str, entry: str, form: Form, shape: Shape) -> Kernel:
+def is_given(form: Form, shape: Shape) -> bool:
+    """Whether there is a kernel for given rows; else those of a step serve them."""
+    fits = shape.given_bytes + STATIC_BYTES <= form.shared_limit
+    return form.bf16 and shape.dtype == torch.bfloat16 and shape.heads <= GIVEN_HEADS and fits
+
+
+def given(form: Form, shape: Shape) -> Kernel:
+    return _kernel("given", "attend_given", form, shape, GIVEN_SOURCE)
+
+
+def _kernel(what: str, entry: str, form: Form, shape: Shape, source: str = SOURCE) -> Kernel:
     rows = f"{shape.window.name}+{shape.entries.name}"
     name = f"attend {what} {shape.heads}x{shape.dim} {rows} {short(shape.dtype)}"
-    return Kernel(name, SOURCE, entry, shape.macros(form))
+    return Kernel(name, source, entry, shape.macros(form))
 
 
 def shapes(form: Form) -> list[Shape]:
@@ -103,4 +125,6 @@ def shapes(form: Form) -> list[Shape]:
 
 
 def kernels(form: Form) -> list[Kernel]:
-    return [make(form, shape) for shape in shapes(form) for make in (scores, values)]
+    some = shapes(form)
+    of_a_step = [make(form, shape) for shape in some for make in (scores, values)]
+    return of_a_step + [given(form, shape) for shape in some if is_given(form, shape)]

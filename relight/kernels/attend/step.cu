@@ -11,51 +11,21 @@
 // with 64 dims, whose warps take a block of keys each.
 //
 // MATRIX: products of bf16 by the matrix unit, where queries and numerators are bf16; else float32 by multiply and add. Other
-// macros: HEADS, DIM, PLAIN (dims in front of the bf16 ones of a row), WINDOW_FORMAT, ENTRY_FORMAT (keys.cuh), IN_BF16 (queries),
-// OUT_BF16 (numerators and results).
-#include "keys.cuh"
+// macros: those of lists.cuh, IN_BF16 (queries), OUT_BF16 (numerators and results).
+#include "lists.cuh"
 
-constexpr int KEYS = 64, TILE = 16, CHUNK = 64;
-constexpr int CHUNKS = DIM / CHUNK, GROUPS = (HEADS + TILE - 1) / TILE;
-static_assert(DIM % CHUNK == 0 && PLAIN % CHUNK == 0 && CHUNKS <= 8, "a warp has 64 dims of one kind");
 static_assert(!MATRIX || (STEP_FORM == 80 && IN_BF16 && OUT_BF16), "the matrix unit multiplies bf16");
 
-constexpr float LEAST = -3.4028234663852886e38f;         // what the best of no keys is
-D float none() { return __uint_as_float(0xFF800000u); }  // the score of no key
 D int own_row() { return lane_id() >> 2; }
 D int own_quarter() { return lane_id() & 3; }
 D float value_of(float v) { return v; }
 D float value_of(u16 v) { return from_bf16(v); }
 D void put(float* p, float v) { *p = v; }
 D void put(u16* p, float v) { *p = to_bf16(v); }
-
-struct Lists {
-  Source window, entries;
-  const i64 *window_index, *entry_index;  // [rows, blocks, KEYS]
-  int window_blocks, entry_blocks;
-};
-D Stored key_at(const Lists& l, int row, int block, int key) {
-  const int of_entries = block - l.window_blocks;
-  if (of_entries < 0) return row_at(l.window, __ldcg(l.window_index + ((i64)row * l.window_blocks + block) * KEYS + key));
-  return row_at(l.entries, __ldcg(l.entry_index + ((i64)row * l.entry_blocks + of_entries) * KEYS + key));
-}
-D int format_at(const Lists& l, int block, int chunk) {
-  const int format = block < l.window_blocks ? WINDOW_FORMAT : ENTRY_FORMAT;
+D int chunk_format(const Lists& l, int block, int chunk) {
+  const int format = format_at(l, block);
   return format == FP8 && chunk * CHUNK >= PLAIN ? WIDE : format;
 }
-D constexpr bool used(int format) {
-  return format == WINDOW_FORMAT || format == ENTRY_FORMAT || (format == WIDE && PLAIN < DIM && used(FP8));
-}
-#define BY_FORMAT(format, call)                                   \
-  if constexpr (used(FP8)) if (format == FP8) call(FP8);           \
-  if constexpr (used(WIDE)) if (format == WIDE) call(WIDE);        \
-  if constexpr (used(FP8_ALL)) if (format == FP8_ALL) call(FP8_ALL); \
-  if constexpr (used(FP4_FINE)) if (format == FP4_FINE) call(FP4_FINE)
-
-D bool some_key(const Stored (&places)[KEYS]) {
-  return __ballot_sync(~0u, places[lane_id()].scale || places[lane_id() + 32].scale) != 0;
-}
-D int head_of(int first, int h) { return min(first + h, HEADS - 1); }  // what is no head repeats the last and is dropped
 
 typedef float Sums[TILE][KEYS + 8];  // + 8: neighbouring heads in other banks
 
@@ -129,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
     for (int h = threadIdx.x; h < heads; h += 32 * CHUNKS) best[h * blocks] = none();
     return;
   }
-  const int format = format_at(lists, block, warp_id());
+  const int format = chunk_format(lists, block, warp_id());
 #if MATRIX
 #define DOTS(F) dots<F>(q, first, places, sums[warp_id()])
   BY_FORMAT(format, DOTS);
@@ -183,7 +153,6 @@ D void weigh(const float* scores, int blocks, int first, const float (&top)[TILE
 }
 
 #if MATRIX
-D u32 rounded_pair(float a, float b) { return to_bf16(a) | (u32)to_bf16(b) << 16; }
 template <int FORMAT> D void weighted(const Numerators& p, const Stored (&places)[KEYS], int d, Part& part) {
   float c[8][ACC] = {};
   UNROLL for (int s = 0; s < 4; s++) {
@@ -275,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
       Numerators p;
       float own[2];  // stored when all is loaded
       weigh(scores + (i64)(base + w) * KEYS, blocks, first, top[w], p, own);
-      const int format = format_at(lists, base + w, chunk);
+      const int format = chunk_format(lists, base + w, chunk);
 #define WEIGHTED(F) weighted<F>(p, places[w], chunk * CHUNK, parts[w])
       BY_FORMAT(format, WEIGHTED);
       UNROLL for (int h = 0; h < 2; h++)

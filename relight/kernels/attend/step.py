@@ -20,23 +20,20 @@ class StepAttend:
 
     def takes(self, q: Tensor, keys: Keys, boundary: torch.dtype) -> bool:
         """Whether this call is for the kernels: the same for all rows of a call site."""
-        fits = not _shape(q, keys).objection
+        fits = not shape_of(q, keys).objection
         return fits and q.dtype == boundary and readable(keys.window, keys.entries)
 
     def attend(self, q: Tensor, keys: Keys, sink: Tensor, scale: float) -> Tensor:
         """As `attend.attend`: q [n, H, D] -> [n, H, D], of its dtype."""
-        tools, shape = self._tools, _shape(q, keys)
+        tools, shape = self._tools, shape_of(q, keys)
         q = q if in_place(q) else q.clone(memory_format=torch.contiguous_format)
         y = torch.empty_like(q)
-        lists = [None if one is None else one.contiguous() for one in keys.lists]
-        blocks = [0 if one is None else one.shape[1] // KEY_BLOCK for one in lists]
-        count, sources = sum(blocks), (*source(keys.window), *source(keys.entries))
+        count = sum(one.shape[1] // KEY_BLOCK for one in keys.lists if one is not None)
         nbytes = 4 * shape.heads * count * (KEY_BLOCK + 1)
         kept = (rows_of_a_pass(len(q), nbytes), shape.heads, count)
         scores, best = sink.new_empty((*kept, KEY_BLOCK)), sink.new_empty(kept)
         for part in passes(len(q), nbytes):
-            rows = part.stop - part.start
-            given = (*sources, *(None if one is None else one[part] for one in lists), *blocks)
+            rows, given = part.stop - part.start, addresses(keys.part(part))
             if count:
                 launch = tools.load(cuda.scores(tools.form, shape), 32 * shape.chunks)
                 grid = (count * shape.groups, rows)
@@ -46,6 +43,13 @@ class StepAttend:
         return y
 
 
-def _shape(q: Tensor, keys: Keys) -> cuda.Shape:
+def addresses(keys: Keys) -> tuple[Tensor | int | None, ...]:
+    """As kernels take them: where rows lie, both lists and how many blocks each has."""
+    lists = [None if one is None else one.contiguous() for one in keys.lists]
+    blocks = [0 if one is None else one.shape[1] // KEY_BLOCK for one in lists]
+    return (*source(keys.window), *source(keys.entries), *lists, *blocks)
+
+
+def shape_of(q: Tensor, keys: Keys) -> cuda.Shape:
     entries = keys.window if keys.entries is None else keys.entries
     return cuda.Shape(q.shape[1], keys.window.format, entries.format, q.dtype)

@@ -32,11 +32,8 @@ struct Group {
     g[0] = g[1] = __uint_as_float(0xFF800000u);  // -infinity
     if (absent(m)) return;
     read_pair((m < own ? kept(m) + CHANNELS : gates + m * CHANNELS + half(m)) + channel, g);
-    if (m >= own) {
-      float more[2];
-      read_pair(ape + m % RATIO * CHANNELS + half(m) + channel, more);
-      UNROLL for (int b = 0; b < 2; b++) g[b] = add(g[b], more[b]);
-    }
+    if (m >= own)  // weights may begin anywhere
+      UNROLL for (int b = 0; b < 2; b++) g[b] = add(g[b], ape[m % RATIO * CHANNELS + half(m) + channel + b]);
   }
 };
 
