@@ -83,6 +83,7 @@ D void advance(Rows& rows, int by) {
 D void weigh(Rows& rows, int units, Room& room) {
   const int sharing = HALVES == 2 ? 4 : 1;  // lanes that bring a row
   u32 most[TILES][HALVES] = {};             // in the top byte
+#pragma unroll 4
   for (int u = HALVES == 2 ? lane_quarter() : 0; u < units; u += sharing)
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int h = 0; h < HALVES; h++) {
@@ -144,13 +145,12 @@ template <int N> D void add_quarter(Sums<N>& sum, const Quarter& of, int q, cons
   }
 }
 
-// All threads of a block call it. x, sx: of this thread's quarter of its token. In the end nobody uses room.x any more.
+// All threads of a block call it. `now`: what was asked for first of the rows. x, sx: of this thread's quarter of its token. In the
+// end nobody uses room.x any more.
 template <int N>
-D void product(Sums<N>& total, Rows& rows, const u8* x, const float* sx, int units, Room& room) {
+D void product(Sums<N>& total, Rows& rows, Quarter now, const u8* x, const float* sx, int units, Room& room) {
   const bool stages = N * WIDE == TOKENS || threadIdx.x < 4 * N * WIDE;
-  Quarter now;
   Coming coming;
-  ask(now, rows, 0, units);
   if (stages) ask(coming, x, sx);
   weigh(rows, units, room);
   if (stages) stage(coming, 0, room);
