@@ -10,7 +10,7 @@
 // bf16 (FOLDED): then the scale of the weights goes into the bf16 multiply that decoding makes anyway, as in walk.cuh, and
 // nothing is left to scale. From SM80 on blocks of 32 are folded; before, form 70, whose lanes walk 16 values at a time, scales
 // and adds each 32. Decoding without an instruction for it costs seven operations for four values. Where tokens are bf16 only
-// weights are decoded, with nine: an A100, which multiplies for 2,048 clocks, decodes for 1,152 of them and not for 2,688.
+// weights are decoded, with ten: an A100, which multiplies for 2,048 clocks, decodes for 1,280 of them and not for 2,688.
 //
 // A unit of both sides lies in shared memory as memory has it, STAGES of them in a ring (COPIES: filled past the registers), and
 // is decoded by the warps that read it. With 32 rows x 64 tokens a warp, eight warps read 96 KiB of E4M3 in a unit, 768 clocks of
@@ -83,31 +83,41 @@ D void multiply(float (&c)[RESULTS], const u32 (&a)[HALVES][2], u32 b0, u32 b1) 
 }
 #endif
 
-// Where a tile's rows begin in memory; there may be fewer than it has room for.
+// Where a tile's rows begin in memory; there may be fewer than it has room for, or more behind it.
 struct Tile {
   const u8 *w, *x;  // 16 bytes aligned, as their steps
   const u8* ws;     // E4M3: of the tile's first block of rows; of 32 x 32, 4 bytes aligned
   const float* sx;  // where tokens are E4M3
   int rows, tokens, w_step, x_step, ws_step, sx_step;  // steps from one row to the next: bytes, of sx floats
 };
-struct Copied {  // what a thread copies of each unit
+// What a thread copies of each unit: the same chunk of every row that is a multiple of so many away, at most the last.
+struct Copied {
   const u8 *w, *x;
   const float* sx;
-  int w_at[W_EACH], x_at[X_EACH];
+  u32 w_at, w_last, x_at, x_last;  // bytes from the tile's begin: of the first copy, and of a copy of the last row
+  u32 w_step, x_step;              // from a copy to the next
 };
 D int nth(int i) { return threadIdx.x + i * THREADS; }
+static_assert(THREADS % W_CHUNKS == 0 && THREADS % X_CHUNKS == 0, "a thread keeps to a chunk");
 D void aim(Copied& from, const Tile& tile) {
+  const int w = nth(0) / W_CHUNKS, x = nth(0) / X_CHUNKS, w_chunk = 16 * (nth(0) % W_CHUNKS), x_chunk = 16 * (nth(0) % X_CHUNKS);
   from.w = tile.w;
   from.x = tile.x;
   from.sx = SCALED ? tile.sx + min(nth(0), tile.tokens - 1) * tile.sx_step : nullptr;
-  UNROLL for (int i = 0; i < W_EACH; i++)
-    from.w_at[i] = min(nth(i) / W_CHUNKS, tile.rows - 1) * tile.w_step + 16 * (nth(i) % W_CHUNKS);
-  UNROLL for (int i = 0; i < X_EACH; i++)
-    from.x_at[i] = min(nth(i) / X_CHUNKS, tile.tokens - 1) * tile.x_step + 16 * (nth(i) % X_CHUNKS);
+  from.w_at = w * tile.w_step + w_chunk;
+  from.x_at = x * tile.x_step + x_chunk;
+  from.w_last = (min(tile.rows, TILE_ROWS) - 1) * tile.w_step + w_chunk;
+  from.x_last = (min(tile.tokens, TILE_TOKENS) - 1) * tile.x_step + x_chunk;
+  from.w_step = THREADS / W_CHUNKS * tile.w_step;
+  from.x_step = THREADS / X_CHUNKS * tile.x_step;
 }
+D const u8* w_from(const Copied& from, int i) { return from.w + min(from.w_at + i * from.w_step, from.w_last); }
+D const u8* x_from(const Copied& from, int i) { return from.x + min(from.x_at + i * from.x_step, from.x_last); }
 D void next_unit(Copied& from) {
-  from.w += W_ROW;
-  from.x += X_ROW;
+  from.w_at += W_ROW;
+  from.w_last += W_ROW;
+  from.x_at += X_ROW;
+  from.x_last += X_ROW;
   if (SCALED) from.sx += SCALES;
 }
 D int w_to(int i) { return w_place(nth(i) / W_CHUNKS, nth(i) % W_CHUNKS); }
@@ -125,8 +135,8 @@ struct Flight {
   D void ask(Copied& from, int u, int units) {
     if (u < units) {
       u8* to = stage_of(u);
-      UNROLL for (int i = 0; i < W_EACH; i++) copy16(to + w_to(i), from.w + from.w_at[i]);
-      UNROLL for (int i = 0; i < X_EACH; i++) copy16(to + x_to(i), from.x + from.x_at[i]);
+      UNROLL for (int i = 0; i < W_EACH; i++) copy16(to + w_to(i), w_from(from, i));
+      UNROLL for (int i = 0; i < X_EACH; i++) copy16(to + x_to(i), x_from(from, i));
       if (SCALED && threadIdx.x < TILE_TOKENS) copy4(scales_at(to, threadIdx.x), from.sx);
       next_unit(from);
     }
@@ -148,8 +158,8 @@ struct Flight {  // a unit in registers
   float sx[SCALES + 1];  // + 1: there may be none
   D void ask(Copied& from, int u, int units) {
     if (u >= units) return;
-    UNROLL for (int i = 0; i < W_EACH; i++) w[i] = load16(from.w + from.w_at[i]);
-    UNROLL for (int i = 0; i < X_EACH; i++) x[i] = load16(from.x + from.x_at[i]);
+    UNROLL for (int i = 0; i < W_EACH; i++) w[i] = load16(w_from(from, i));
+    UNROLL for (int i = 0; i < X_EACH; i++) x[i] = load16(x_from(from, i));
     UNROLL for (int i = 0; i < SCALES; i++) sx[i] = from.sx[i];
     next_unit(from);
   }
@@ -172,13 +182,28 @@ struct Flight {  // a unit in registers
 D u32 up_by(u32 scale) { return (scale + 120) * 0x00800080u; }  // a pair of 2^120 times it: 2^7 at most, as the binder holds
 
 typedef float Totals[TILES][COLUMN_TILES][RESULTS];
-// `up`: what the decoding of a bf16 multiplies by.
+// Decoding E4M3 to bf16 pairs values (0,2) (1,3), and tokens lie as (0,1) (2,3): bytes change places in the weights, of which a
+// warp has half as many values. `up`: what decoding multiplies by.
+D void decode(const uint4& w, int i, u32& p, u32& q, u32 up) {
+#if FORMAT == 8 && X_BYTES == 2
+  e4m3(__byte_perm(word(w, i), 0, 0x3120), p, q, up);
+#else
+  step(w, i, p, q, up);
+#endif
+}
+D void tokens_of(const uint4 (&v)[X_WORDS], u32 (&pairs)[LOADED / 2]) {
+#if FORMAT == 8 && X_BYTES == 2
+  UNROLL for (int i = 0; i < LOADED / 2; i++) pairs[i] = word(v[i / 4], i & 3);
+#else
+  unpack_x(v, pairs);
+#endif
+}
 D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
   u32 a[TILES][STEPS][HALVES][2];
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int h = 0; h < HALVES; h++) {
       const uint4 w = *(const uint4*)(stage + w_place(warp_row() + 16 * t + my_row(h), my_chunk(pass)));
-      UNROLL for (int i = 0; i < STEPS; i++) step(w, i, a[t][i][h][0], a[t][i][h][1], up);
+      UNROLL for (int i = 0; i < STEPS; i++) decode(w, i, a[t][i][h][0], a[t][i][h][1], up);
     }
   UNROLL for (int n = 0; n < COLUMN_TILES; n += JOINT) {  // two at once: sums that do not wait for each other
     u32 x[JOINT][LOADED / 2];
@@ -186,7 +211,7 @@ D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
       const int token = warp_token() + COLUMNS * (n + j) + my_token();
       uint4 v[X_WORDS];
       UNROLL for (int i = 0; i < X_WORDS; i++) v[i] = *(const uint4*)(stage + x_place(token, my_chunk(pass) * X_WORDS + i));
-      unpack_x(v, x[j]);
+      tokens_of(v, x[j]);
     }
     UNROLL for (int i = 0; i < STEPS; i++)
       UNROLL for (int j = 0; j < JOINT; j++)
