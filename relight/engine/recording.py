@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -76,21 +77,32 @@ def record_steps(
     a while, which are free now."""
     begun, begun_s = recorder.free_bytes(), clock()
     room = max(0, begun - scratch)
-    taken: int = 0
-    notes: tuple[str, ...] = ()
+    taken, behind = 0, True
+    notes: list[str] = []
+
+    def objection_to(record: Callable[[], None], what: str) -> str:
+        """Records it, or says why not."""
+        try:
+            record()
+        except RuntimeError as error:
+            return _objection(error, what, begun - taken, runner, insist)
+        return ""
+
     for number, shape in enumerate(wanted, 1):
         reason = "" if insist else _enough(taken, room, clock() - begun_s)
+        what = f"a step of {shape.rows} rows of up to {shape.context:,} tokens"
+        reason = reason or objection_to(partial(runner.record, shape, recorder), what)
         if reason:
-            notes = (_left(shape, reason),)
+            notes.append(_left(shape, reason))
             break
-        try:
-            runner.record(shape, recorder)
-        except RuntimeError as error:
-            reason = _objection(error, shape, begun - taken, runner, insist)
-            notes = (_left(shape, reason),)
-            break
-        taken = max(0, begun - recorder.free_bytes())
         last = number == len(wanted) or wanted[number].rows != shape.rows
+        if last and behind:
+            what = f"what comes behind a step of {shape.rows} rows"
+            reason = objection_to(partial(runner.record_behind, shape.rows, recorder), what)
+            behind = not reason
+        if reason:
+            notes.append(f"draws and guesses are not all recorded and run eagerly: {reason}")
+        taken = max(0, begun - recorder.free_bytes())
         if last:
             log.info(
                 "recorded steps of %d rows: %d of %d recordings, %s bytes",
@@ -110,10 +122,9 @@ def _enough(taken: int, room: int, took_s: float) -> str:
     return ""
 
 
-def _objection(error: RuntimeError, shape: Shape, free: int, runner: Runner, insist: bool) -> str:
+def _objection(error: RuntimeError, what: str, free: int, runner: Runner, insist: bool) -> str:
     """Why recording ended. Raises it with the remedy if the user insists, and what is no fault of
     recording."""
-    what = f"a step of {shape.rows} rows of up to {shape.context:,} tokens"
     if is_out_of_memory(error):
         if insist:
             raise CannotFit(

@@ -63,22 +63,28 @@ class Runner:
         self.guesses: RecordedGuesses | None = None
 
     def record(self, shape: Shape, recorder: Recorder) -> None:
-        """From now on steps of made rows that fit in such a shape are replayed, and so many draws
-        and guesses. Before any plan is run: what it leaves in slot 0 means nothing. Raises as
-        `Recorder.record`."""
-        if self.graphs is None or self.draws is None:
+        """From now on steps of made rows that fit in such a shape are replayed. Before any plan is
+        run: what it leaves in slot 0 means nothing. Raises as `Recorder.record`."""
+        if self.graphs is None:
             vocab = self.model.config.vocab_size
             self.graphs = Graphs(MOST_ROWS, vocab, self.pool.device)
-            self.draws = RecordedDraws(self.sampler, self.graphs.logits, self.last_tokens)
-            if isinstance(self.proposer, DraftProposer):
-                self.guesses = RecordedGuesses(self.proposer, self.lengths)
         self.lengths.zero_()
         self.page_table.zero_()
         with torch.inference_mode():
             self.graphs.record(shape, self._recorded, recorder)
-            self.draws.record(shape.rows, recorder)
+
+    def record_behind(self, count: int, recorder: Recorder) -> None:
+        """The same for so many draws from recorded steps, and guesses for so many sequences."""
+        assert self.graphs is not None, "no step was recorded"
+        if self.draws is None:
+            self.draws = RecordedDraws(self.sampler, self.graphs.logits, self.last_tokens)
+            if isinstance(self.proposer, DraftProposer):
+                self.guesses = RecordedGuesses(self.proposer, self.lengths)
+        self.lengths.zero_()
+        with torch.inference_mode():
+            self.draws.record(count, recorder)
             if self.guesses is not None:
-                self.guesses.record(shape.rows, recorder)
+                self.guesses.record(count, recorder)
 
     def execute(self, plan: StepPlan) -> list[Result]:
         """Runs one step to its end."""
@@ -206,7 +212,9 @@ class Runner:
 
     def _draw_replayed(self, draws: Sequence[Draw], rows: Sequence[int]) -> Sampled:
         """From rows of the step that was replayed."""
-        assert self.draws is not None, "no step was recorded"
+        assert self.graphs is not None, "no step was recorded"
+        if self.draws is None:
+            return self._draw(draws, self.graphs.logits[upload(rows, self.pool.device)])
         return self.draws.draw(draws, rows)
 
 

@@ -49,8 +49,10 @@ class CudaRecorder:
             ):
                 run()
         except BaseException:
-            # What ends a recording that failed may raise before it puts the stream back.
+            # What ends a recording that failed may raise before it puts the stream back, and
+            # before the pool counts as free for another.
             torch.cuda.set_stream(current)
+            self._pool = torch.cuda.graph_pool_handle()
             raise
         replay: Replay = graph.replay
         return replay

@@ -3,7 +3,7 @@ recorded CUDA graph does. What was a number of the host then is that number for 
 between operations is noise before each replay, and a look at a value is refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from relight.engine.graphs import Shape
+from relight.engine.runner import Runner
 from relight.kernels import peek
 from relight.kernels.experts import reference as experts_reference
+from relight.kernels.record import Recorder
 from relight.kernels.sample import reference as sample_reference
 from relight.model import addresses
 
@@ -78,6 +81,13 @@ class Notes(TorchDispatchMode):
         made = [x for x in tensors(out) if x.untyped_storage()._cdata not in given]
         self.calls.append(Call(func, args, kwargs, out, made))
         return out
+
+
+def record_all(runner: Runner, shapes: Iterable[Shape], recorder: Recorder) -> None:
+    """Steps, draws and guesses."""
+    for shape in shapes:
+        runner.record(shape, recorder)
+        runner.record_behind(shape.rows, recorder)
 
 
 def poison(x: Tensor) -> None:

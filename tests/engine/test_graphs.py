@@ -16,7 +16,7 @@ from relight.base.numerics import OFFICIAL
 from relight.base.official import V4_FLASH, V41_FLASH
 from relight.base.settings import Settings
 from relight.cache.pool import Pool
-from relight.engine.draws import KINDS
+from relight.engine.draws import KINDS, RecordedDraws
 from relight.engine.graphs import MOST_ROWS, Shape, shapes
 from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.recording import PATIENCE_S, choose_recorder, record_steps
@@ -27,7 +27,7 @@ from relight.kernels.streams import side_stream
 from relight.kernels.testing import assert_bits_equal
 from relight.model.network import load, network
 from tests.engine.real import RealEngine, assert_equal, sampled, words, write_checkpoint
-from tests.engine.tape import Tape
+from tests.engine.tape import Tape, record_all
 from tests.model.harness import GOLDEN
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -53,9 +53,7 @@ def recorder_of(device: str) -> Recorder:
 def engine(checkpoint: Path, device: str, recorded: Sequence[Shape] = ()) -> RealEngine:
     found = RealEngine(checkpoint, device, pages=16, slots=SLOTS, max_context=512)
     if recorded:
-        source = recorder_of(device)
-        for shape in recorded:
-            found.runner.record(shape, source)
+        record_all(found.runner, recorded, recorder_of(device))
     return found
 
 
@@ -101,9 +99,7 @@ def test_what_was_read_approximately_goes_on_in_recorded_steps(device: str, tmp_
     sizes = {"pages": 16, "slots": SLOTS, "max_context": 512, "replay": "bounded"}
     eager, recorded = (RealEngine(checkpoint, device, **sizes) for _ in range(2))  # type: ignore
     wanted = [eager.ask(prompt, max_tokens=3) for prompt in PROMPTS]
-    source = recorder_of(device)
-    for rows in (1, 4):
-        recorded.runner.record(Shape(rows, 512), source)
+    record_all(recorded.runner, [Shape(rows, 512) for rows in (1, 4)], recorder_of(device))
     ids = [recorded.add(prompt, max_tokens=3) for prompt in PROMPTS]
     recorded.run()
     for id, answer in zip(ids, wanted, strict=True):
@@ -123,9 +119,7 @@ def test_guesses_are_checked_in_recorded_steps(device: str, tmp_path: Path) -> N
     wanted = [plain.ask(prompt, max_tokens=9, seed=i) for i, prompt in enumerate(PROMPTS)]
     guessing = {"spec": "dspark", "spec_k": 3, "spec_threshold": 0.0}
     found = RealEngine(checkpoint, device, **sizes, **guessing)  # type: ignore[arg-type]
-    source = recorder_of(device)
-    for rows in (1, 4, 8, 16):
-        found.runner.record(Shape(rows, 512), source)
+    record_all(found.runner, [Shape(rows, 512) for rows in (1, 4, 8, 16)], recorder_of(device))
     ids = [found.add(prompt, max_tokens=9, seed=i) for i, prompt in enumerate(PROMPTS)]
     found.run()
     for id, answer in zip(ids, wanted, strict=True):
@@ -180,7 +174,7 @@ WIDE = StepPlan(
 def test_rows_of_padding_leave_nothing(device: str, model_name: str) -> None:
     """Neither in pages nor in rings; the page of nobody may hold anything."""
     eager, recorded = bare_runner(device, model_name), bare_runner(device, model_name, beside=True)
-    recorded.record(Shape(16, 256), recorder_of(device))
+    record_all(recorded, [Shape(16, 256)], recorder_of(device))
     for blocks, others in ((recorded.pool.pages, eager.pool.pages),
                            (recorded.pool.slots, eager.pool.slots)):  # fmt: skip
         blocks.bytes.copy_(others.bytes)
@@ -256,6 +250,11 @@ def test_what_cannot_be_recorded_is_refused_where_it_was_asked_for(
     assert choose_recorder(Settings(graphs="off"), config, device) == (None, ())
 
 
+NARROW = StepPlan(
+    1,
+    made=(Rows(1, 130, (7,), sample=True), Rows(2, 30, (11,), sample=True)),
+    draws=(Draw(1, 131, sampled(1)), Draw(2, 31, sampled(1))),
+)
 WANTED = [Shape(1, 256), Shape(2, 256), Shape(4, 256)]
 EACH = 1 + len(KINDS)
 """Recordings of a width: the step and its draws."""
@@ -316,6 +315,31 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(monkeypatch: pytest.MonkeyP
     with pytest.raises(BadSetting, match=r"graphs is on, and a step of 1 rows.*auto or off"):
         record_steps(runner, Tape(), WANTED, insist=True)
     begin(runner)
+
+
+def test_draws_that_cannot_be_recorded_leave_the_steps_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And are told once."""
+    refused: list[int] = []
+
+    def refuses(self: RecordedDraws, count: int, source: Recorder) -> None:
+        refused.append(count)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(RecordedDraws, "record", refuses)
+    runner, eager = bare_runner("cpu"), bare_runner("cpu")
+    found = record_steps(runner, Tape(), WANTED, insist=False)
+    assert (found.count, refused) == (3, [1])
+    [note] = found.notes[1:]
+    assert "draws and guesses are not all recorded and run eagerly: what comes behind a" in note
+    for one in (runner, eager):
+        begin(one)
+    assert runner.execute(NARROW) == eager.execute(NARROW)
+    assert runner.graphs is not None
+    assert runner.graphs.num_replays == 1
+    with pytest.raises(BadSetting, match=r"graphs is on, and what comes behind a step of 1 rows"):
+        record_steps(bare_runner("cpu"), Tape(), WANTED, insist=True)
 
 
 def test_memory_that_ends_inside_of_a_recording_is_seen_behind_its_end() -> None:

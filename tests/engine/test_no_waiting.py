@@ -31,6 +31,7 @@ from relight.kernels.select import Selection
 from relight.kernels.testing import tells_waits, waits
 from relight.model.network import load, network
 from tests.engine.real import CONTEXT, VOCAB, RealEngine, words, write_checkpoint
+from tests.engine.tape import record_all
 from tests.model.harness import GOLDEN
 
 SAMPLINGS: list[dict[str, object]] = [
@@ -161,7 +162,7 @@ def test_a_step_needs_no_value_from_the_device(
 class Nothing:
     """Stands for a toolbox: its kernels do nothing."""
 
-    form = form_of("sm_90")
+    form, side = form_of("sm_90"), None
 
     def __init__(self) -> None:
         self.launched: set[str] = set()
@@ -180,7 +181,7 @@ def test_what_goes_on_around_kernels_needs_no_value_either(
     with Uploads() as uploads:
         for plan in different(plans):
             runner.launch(plan)
-    assert tools.launched >= {"copy_rows", "index_topk", "attend_values", "mix_end", "joined"}
+    assert tools.launched >= {"copy_rows", "index_topk", "attend_values", "attend_given", "joined"}
     assert not uploads.waiting
 
 
@@ -216,8 +217,7 @@ def test_a_step_does_not_wait_for_the_device(
     if recorded:
         source = recorder(torch.device(device))
         assert source is not None, f"{device} cannot record"
-        for rows in (1, 2, 4):
-            runner.record(Shape(rows, CONTEXT), source)
+        record_all(runner, [Shape(rows, CONTEXT) for rows in (1, 2, 4)], source)
     for plan in plans:  # tables that live on the device are made once, and pinned memory is got
         runner.execute(plan)
 

@@ -14,7 +14,7 @@ from relight.engine.graphs import Shape
 from relight.engine.plan import LAST_SAMPLED
 from tests.engine.conftest import AtLast, AtOnce
 from tests.engine.real import VOCAB, words, write_checkpoint
-from tests.engine.tape import Tape
+from tests.engine.tape import Tape, record_all
 from tests.engine.test_scheduler import prompt_of, run_until
 
 EXECUTORS = [AtOnce, AtLast, lambda: ThreadPoolExecutor(1)]
@@ -204,8 +204,7 @@ def test_the_real_model_answers_alike(tmp_path: Path) -> None:
             model=str(checkpoint), device="cpu", num_slots=3, max_context=512, overlap=overlap
         )
         loop, _ = assemble(settings, lambda done, total: None)
-        for shape in recorded:
-            loop._steps._runner.record(shape, Tape())
+        record_all(loop._steps._runner, recorded, Tape())
         texts = {request.id: [] for request in requests}
         ends = {}
         for request in requests:

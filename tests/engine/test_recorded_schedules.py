@@ -9,6 +9,7 @@ import pytest
 
 from relight.engine.graphs import Shape
 from tests.engine.real import RealEngine, assert_equal, words, write_checkpoint
+from tests.engine.tape import record_all
 from tests.engine.test_recorded_draws import recorder_of
 
 SCHEDULES, REQUESTS, SLOTS, DEPTH = 2, 6, 3, 3
@@ -49,9 +50,8 @@ def engines(
         )
         for _ in range(2)
     )
-    source = recorder_of(device)
-    for width in WIDTHS:
-        recorded.runner.record(Shape(width, 512), source)
+    shapes = [Shape(width, 512) for width in WIDTHS]
+    record_all(recorded.runner, shapes, recorder_of(device))
     return eager, recorded
 
 

@@ -21,6 +21,7 @@ from relight.kernels.testing import assert_bits_equal
 from relight.model import attention, csa2
 from relight.model.network import load, network
 from tests.engine.real import sampled, words
+from tests.engine.tape import record_all
 from tests.engine.test_recorded_draws import recorder_of
 from tests.model.harness import GOLDEN
 
@@ -149,9 +150,8 @@ def test_recorded_steps_go_over_the_edge_with_the_bits_of_eager_ones(
 ) -> None:
     """A recording up to the edge selects nothing, the next one for any row that sees more."""
     eager, recorded = runner(name, device), runner(name, device)
-    source = recorder_of(device)
-    for context in LENGTHS[name]:
-        recorded.record(Shape(1, context), source)
+    shapes = [Shape(1, context) for context in LENGTHS[name]]
+    record_all(recorded, shapes, recorder_of(device))
     for blocks, others in ((recorded.pool.pages, eager.pool.pages),
                            (recorded.pool.slots, eager.pool.slots)):  # fmt: skip
         blocks.bytes.copy_(others.bytes)
