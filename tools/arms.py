@@ -1,10 +1,15 @@
 """Runs the same requests on engines with different settings that must not matter, and compares
 their tokens. For the tools that need an accelerator.
+
+A kernel that takes the device down ends what its process can do: the program begins anew behind the
+arm that met it.
 """
 
 import gc
 import json
+import os
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +24,12 @@ from relight.base.settings import Settings
 from relight.base.types import EngineInfo, Request
 from relight.engine.assemble import assemble
 from relight.engine.loop import Loop
+from relight.kernels.device import answers
 
 Tokens = dict[str, list[int]]
+
+GO_ON = "--go-on"
+"""The option of a program that begins anew."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,18 @@ def compare(
     out: Path,
     before: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Writes `out` after each arm, behind those `before`. An arm that cannot run says why; one that
-    its settings refuse is no fault on a processor, where nothing is recorded and no kernel runs."""
+    """Writes `out` after each arm, behind those `before`, which are not run again. An arm that
+    cannot run says why; one that its settings refuse is no fault on a processor, where nothing is
+    recorded and no kernel runs."""
     wanted: dict[str, tuple[str, Tokens]] = {}
     found: dict[str, dict[str, Any]] = dict(before or {})
     result = {"requests": len(requests), "arms": found}
     for arm in arms:
+        key = f"{arm.group}: {arm.name}"
+        if key in found:
+            continue
         line: dict[str, Any] = {"changes": arm.changes, "company": arm.company or len(requests)}
-        found[f"{arm.group}: {arm.name}"] = line
+        found[key] = line
         try:
             settings = msgspec.structs.replace(base, **arm.changes)
             ran, info = run(settings, requests, arm.company)
@@ -121,10 +134,19 @@ def compare(
             )
         print(arm.group, arm.name, {k: v for k, v in line.items() if k != "measured"}, flush=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
+        if not line["equal"] and not answers(torch.device(base.device)):
+            again = [sys.executable, *sys.orig_argv[1:]]
+            os.execv(sys.executable, again if GO_ON in again else [*again, GO_ON])
         gc.collect()
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
     return result
+
+
+def known(out: Path, go_on: bool) -> dict[str, dict[str, Any]]:
+    """The arms that a program which begins anew has run."""
+    found: dict[str, dict[str, Any]] = json.loads(out.read_text())["arms"] if go_on else {}
+    return found
 
 
 def _medians(samples: dict[int, list[float]]) -> dict[int, float]:

@@ -13,7 +13,7 @@ from typing import Any
 from relight.base.packaged import EMBER
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
-from tools.arms import Arm, compare
+from tools.arms import GO_ON, Arm, compare, known
 
 VOCAB = 4096
 LENGTHS = (1, 9, 127, 129, 500)
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument(GO_ON, action="store_true", help="behind the arms that the file has")
     args = parser.parse_args()
     base = Settings(
         model=EMBER,
@@ -85,7 +86,8 @@ def main() -> None:
         prefix_cache="off",
         step_target=0,
     )
-    found = compare(arms(), base, requests(args.tokens), args.out)
+    before = known(args.out, args.go_on)
+    found = compare(arms(), base, requests(args.tokens), args.out, before)
     for name, vocab in DRAFTED.items():
         some = requests(args.tokens, vocab)
         found = compare(drafted_arms(name), base, some, args.out, found["arms"])

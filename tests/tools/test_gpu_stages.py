@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from relight.base.settings import Settings
 from tools import equal_text, sanitize
-from tools.arms import difference
+from tools.arms import Arm, compare, difference, known
 from tools.gpu import (
     STAGES,
     Found,
@@ -219,3 +220,18 @@ def test_texts_are_compared_on_a_processor_too(tmp_path: Path, monkeypatch) -> N
     assert arms["reference: eager, together"]["tokens"] == 7
     assert "graphs is on, and steps on cpu" in arms["reference: recorded, together"]["refused"]
     assert "kernels is 'cuda'" in arms["cuda: eager, alone"]["refused"]
+
+
+def test_a_device_that_is_lost_begins_the_arms_behind_anew(tmp_path: Path, monkeypatch) -> None:
+    begun: list[list[str]] = []
+    monkeypatch.setattr("tools.arms.answers", lambda device: False)
+    monkeypatch.setattr("tools.arms.os.execv", lambda _, again: begun.append(again))
+    monkeypatch.setattr("tools.arms.sys.orig_argv", ["python", "-m", "tools.equal_text", "--out"])
+    out, base = tmp_path / "arms.json", Settings(model=str(tmp_path / "nothing"), device="cpu")
+    arms = [Arm("a", "one", {}), Arm("a", "two", {})]
+    compare(arms[:1], base, [], out)
+    assert [again[1:] for again in begun] == [["-m", "tools.equal_text", "--out", "--go-on"]]
+    assert list(known(out, True)) == ["a: one"]
+    assert known(out, False) == {}
+    compare(arms, base, [], out, known(out, True))
+    assert len(begun) == 2
