@@ -9,8 +9,8 @@ from relight.kernels.launch import MOST_ROWS
 
 SCRATCH_BYTES = 32 * 2**20
 """Of a pass: less than the second cache of an H200 (50 MB), so that what one kernel leaves there
-the next one finds. A pass still has many blocks for each processor: of attention 180 rows at 704
-keys, which are 8,000 blocks."""
+the next one finds. A pass still has many blocks for each processor: of the indexer 256 rows at
+128K tokens, which are 4,096 blocks."""
 
 
 def rows_of_a_pass(rows: int, bytes_a_row: int) -> int:

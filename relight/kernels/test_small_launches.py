@@ -44,6 +44,7 @@ class Noting:
     """Stands for a toolbox: (entry, threads, grid) of each launch."""
 
     form: Form
+    side: None = None
     launched: list[tuple[str, int, tuple[int, int]]] = field(default_factory=list)
 
     def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Any:

@@ -144,14 +144,19 @@ class Uploads(TorchDispatchMode):
         return out
 
 
+def make_tables() -> None:
+    """They are made once for a device."""
+    for table in (codec.e4m3_decode, codec.e8m0_decode, codec.e2m1_decode):
+        table(torch.zeros(1, dtype=torch.uint8, device="meta"))
+
+
 def test_a_step_needs_no_value_from_the_device(
     model_name: str, plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under grammars, too, whose masks hang on a token that is not known yet."""
     runner = runner_on(torch.device("meta"), model_name)
     monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
-    for table in (codec.e4m3_decode, codec.e8m0_decode, codec.e2m1_decode):
-        table(torch.zeros(1, dtype=torch.uint8, device="meta"))  # made once for a device
+    make_tables()
     with Uploads() as uploads:
         for plan in (*different(plans), masked(plans[-1])):
             runner.launch(plan)
@@ -178,6 +183,7 @@ def test_what_goes_on_around_kernels_needs_no_value_either(
     ops = chosen_ops(tools, Selection(VARIANTS))  # type: ignore[arg-type]
     runner = runner_on(torch.device("meta"), model_name, ops)
     monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
+    make_tables()
     with Uploads() as uploads:
         for plan in different(plans):
             runner.launch(plan)
