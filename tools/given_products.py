@@ -24,7 +24,11 @@ FP8 = (
     ("index wq_b", 8192, 1024),
     ("wo_b", 4096, 8192),
 )
-DENSE = (("router", 256, 4096, torch.float32), ("weights_proj", 64, 4096, BF16))
+DENSE = (
+    ("router", 256, 4096, torch.float32),
+    ("compressor", 1024, 4096, torch.float32),
+    ("weights_proj", 64, 4096, BF16),
+)
 TRIED = (
     ("128 x 128, 3 stages", 1, (4, 2, 8, 1, 3, 1)),
     ("128 x 128, 4 stages", 1, (4, 2, 8, 1, 4, 1)),
