@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 
 from relight.base.numerics import Family
+from relight.base.types import SamplingParams
+from relight.engine.plan import Draw
+from relight.engine.sampler import sample_params
+from relight.kernels.sample import sample
 from relight.lab.clock import Clock, Times
 from relight.lab.machine import device_name
 from relight.lab.peer import layer_times
@@ -30,6 +34,7 @@ from relight.lab.step_bench import (
 from relight.lab.step_calls import Call, listening
 from relight.model.attention import addresses
 from relight.model.inputs import Segment
+from relight.model.network import Network
 from relight.model.transformer import Transformer
 
 Tell = Callable[[Found], None]
@@ -100,9 +105,12 @@ class Part:
 
 
 def parts(bench: Bench, segment: Segment) -> list[Part]:
-    """The whole step, head included, and the layers of each kind where none reads from another."""
+    """The whole step, head included, what is drawn behind it, and the layers of each kind where
+    none reads from another."""
     net, states = bench.network, bench.runner.states
     found = [Part("step", lambda: net.forward(segment, states), 1)]
+    if segment.family == "step":
+        found.append(draw(net, segment.num_rows))
     if not isinstance(net, Transformer):
         return found
     where = addresses(net.config, segment)
@@ -118,6 +126,15 @@ def parts(bench: Bench, segment: Segment) -> list[Part]:
 
         found.append(Part(kind, run, len(mine)))
     return found
+
+
+def draw(net: Network, rows: int) -> Part:
+    """A sampled token for each row, which comes behind a step."""
+    device = net.weights.embed.device
+    draws = [Draw(row, 0, SamplingParams(seed=row, max_tokens=1)) for row in range(rows)]
+    params = sample_params(draws, device)
+    logits = torch.randn((rows, net.config.vocab_size), device=device)
+    return Part("draw", lambda: sample(logits, params, fast=net.weights.ops.sample), 1)
 
 
 def layers(bench: Bench, segment: Segment, context: int) -> list[Found]:

@@ -11,7 +11,7 @@ import torch
 from relight.engine.guesses import RecordedGuesses
 from relight.engine.plan import Draw, Rows
 from relight.engine.proposer import DraftProposer, Guesses, propose
-from relight.kernels.testing import assert_bits_equal
+from relight.kernels.testing import assert_bits_equal, tells_waits, waits
 from tests.engine.real import RealEngine, sampled, words, write_checkpoint
 from tests.engine.test_recorded_draws import recorder_of
 
@@ -89,6 +89,10 @@ def test_any_guesses_are_those_that_are_made_eagerly(engine: RealEngine, device:
             assert_bits_equal(found.confidence, wanted.confidence)
             assert found.asked == wanted.asked
     assert recorded.num_replays == asked > 3
+    if tells_waits(device):
+        with waits(allowed=False):
+            recorded.propose(rows, draws, tokens)
+            propose(proposer, rows, draws, tokens, runner.lengths)
     assert_bits_equal(runner.pool.slots.bytes, before, "rings")
 
 

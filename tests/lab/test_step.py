@@ -38,8 +38,8 @@ def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
     assert found["rounds"] == SMALL.rounds
     assert found["command"].startswith("relight ")
     v4, v41 = found["models"]["v4-flash"], found["models"]["v4.1-flash"]
-    assert {line["layer"] for line in v4["layers"]} == {"step", "csa", "hca"}
-    assert {line["layer"] for line in v41["layers"]} == {"step"}
+    assert {line["layer"] for line in v4["layers"]} == {"step", "draw", "csa", "hca"}
+    assert {line["layer"] for line in v41["layers"]} == {"step", "draw"}
     for model in (v4, v41):
         assert {line["rows"] for line in model["layers"]} == {1, 2}
         assert all(line["us"] > 0 and line["bytes"] >= 0 for line in model["ops"])
