@@ -27,7 +27,7 @@ from relight.kernels.streams import side_stream
 from relight.kernels.testing import assert_bits_equal
 from relight.model.network import load, network
 from tests.engine.real import RealEngine, assert_equal, sampled, words, write_checkpoint
-from tests.engine.tape import Tape, record_all
+from tests.engine.tape import Operations, Tape, record_all
 from tests.model.harness import GOLDEN
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -211,6 +211,39 @@ def test_the_tape_keeps_numbers_of_the_host_as_they_were() -> None:
     x[:], number[0] = 5.0, 100.0
     replay()
     assert out.tolist() == [10.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("model_name", "how", "most"),
+    [("v4", {}, 2), ("v4", {"top_p": 0.9, "presence_penalty": 1.0}, 2), ("v4_dspark", {}, 5)],
+)
+def test_a_recorded_step_leaves_few_copies_to_the_host(
+    tmp_path: Path, model_name: str, how: dict[str, object], most: int
+) -> None:
+    """Inputs of the step, of its draws and of its guesses, and what was drawn. What is brought to
+    the host is not counted."""
+    checkpoint = write_checkpoint(tmp_path, model_name)
+    spec = {"spec": "dspark", "spec_k": 3, "spec_threshold": 0.0} if "dspark" in model_name else {}
+    found = RealEngine(
+        checkpoint, "cpu", pages=16, slots=SLOTS, records=20, max_context=512, **spec
+    )
+    record_all(found.runner, [Shape(rows, 512) for rows in (4, 16)], Tape())
+    found.runner._draw_replayed = found._draw_replayed  # type: ignore[method-assign]
+    for number in range(SLOTS):
+        found.add(words(number, 20 + number), max_tokens=9, **how)
+    launch, counts = found._launch, []
+
+    def count(plan: StepPlan) -> object:
+        with Operations() as operations:
+            launched = launch(plan)
+        if not (plan.given or plan.counts or plan.pages or plan.lengths):
+            counts.append(operations.count)
+        return launched
+
+    found._launch = count  # type: ignore[assignment]
+    found.run()
+    assert counts
+    assert max(counts) <= most
 
 
 # -- which, and where they cannot be
