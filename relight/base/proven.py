@@ -1,11 +1,14 @@
 """Which compiled kernels a run on a device has proven. Knows no kernel and no device."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
-PROVEN: tuple[str, ...] = ()
-"""Their ops. One is added together with the run that shows it, under docs/gpu."""
+from relight.base.numerics import Family
+
+PROVEN: frozenset[tuple[str, Family]] = frozenset()
+"""By op and family of rows. One is added together with the run that shows it, under docs/gpu."""
 
 
-def which(ops: Sequence[str] = PROVEN) -> str:
+def which(proven: Collection[tuple[str, Family]] = PROVEN) -> str:
     """As people read it, behind "those that are proven"."""
-    return f"those of {', '.join(ops)}" if ops else "of which there are none yet"
+    names = [f"{op} ({family})" for op, family in sorted(proven)]
+    return f"those of {', '.join(names)}" if names else "of which there are none yet"

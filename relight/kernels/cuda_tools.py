@@ -23,17 +23,16 @@ NVRTC = "NVRTC for it"
 CORE = "cuda-core"
 ALL = (DEVICE, VOLTA, NVRTC, CORE)
 
-LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE = (
-    Variant(op, "step", "cuda", ALL, op in PROVEN)
+LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM = (
+    Variant(op, "step", "cuda", ALL, (op, "step") in PROVEN)
     for op in (
         *("linear", "experts", "attend", "index"),
-        *("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample"),
+        *("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample", "engram"),
     )
 )
-ENGRAM = Variant("engram", "step", "cuda", ALL, "engram" in PROVEN)
 SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM)
 GIVEN = {
-    one.op: Variant(one.op, "prefill", "cuda", ALL)
+    one.op: Variant(one.op, "prefill", "cuda", ALL, (one.op, "prefill") in PROVEN)
     for one in (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
     if one is not SAMPLE
 }

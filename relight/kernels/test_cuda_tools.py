@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from relight.base.proven import PROVEN as proven_ops
+from relight.base.proven import PROVEN as PROVEN_ROWS
 from relight.kernels import cuda_tools, device
 from relight.kernels.canary import Trial, check
 from relight.kernels.cuda_tools import LINEAR, VARIANTS, choose_kernels, select, supported
@@ -100,11 +100,13 @@ def test_a_launcher_that_fails_leaves_the_reference(machine, proven, told, monke
 
 def test_what_is_called_proven_was_checked_on_a_device() -> None:
     """And is committed with its result."""
-    proven = {one.op for one in VARIANTS if one.proven}
-    assert proven == set(proven_ops)
+    proven = {(one.op, one.family) for one in VARIANTS if one.proven}
+    assert proven == PROVEN_ROWS
     file = Path(__file__).parents[2] / "docs" / "gpu" / "step_kernels.json"
     checks = json.loads(file.read_text(encoding="utf-8"))["checks"] if proven else []
-    good = {op: [one["good"] for one in checks if one["op"] == op] for op in proven}
+    good = {
+        key: [one["good"] for one in checks if (one["op"], one["family"]) == key] for key in proven
+    }
     assert all(found and all(found) for found in good.values()), good
 
 

@@ -130,4 +130,4 @@ def test_settings_survive_the_process_boundary() -> None:
 def test_help_says_which_kernels_are_proven() -> None:
     assert f"a device has proven, {which()};" in KNOBS["kernels"].help
     assert which(()) == "of which there are none yet"
-    assert which(("linear", "norm")) == "those of linear, norm"
+    assert which({("norm", "step"), ("linear", "step")}) == "those of linear (step), norm (step)"
