@@ -101,9 +101,12 @@ def graph_us(launches: Sequence[Callable[[], object]], replays: int = 9) -> floa
             launch()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        graph.capture_begin()  # torch.cuda.graph collects garbage first, which takes longest of all
+        try:
             for launch in launches:
                 launch()
+        finally:
+            graph.capture_end()
         graph.replay()
         stream.synchronize()
         found: list[float] = []
@@ -175,14 +178,14 @@ def stream_us(tools: Toolbox, device: torch.device, nbytes: int, copies: int = 0
     return min(times)
 
 
-def linears(bench: Bench) -> list[dict[str, object]]:
-    return _linears(bench, SHAPES, WIDTHS)
+def linears(bench: Bench) -> Iterator[Line]:
+    yield from _linears(bench, SHAPES, WIDTHS)
 
 
 def _linears(
     bench: Bench, shapes: Sequence[tuple[str, int, int, int]], widths: Sequence[int]
-) -> list[dict[str, object]]:
-    fast, found = StepLinear(bench.tools), []
+) -> Iterator[Line]:
+    fast = StepLinear(bench.tools)
     for name, outputs, inner, block in shapes:
         copies = max(2, min(200, ROTATION_BYTES // (outputs * inner)))
         some = [fp8_weight(outputs, inner, bench.device, block) for _ in range(copies)]
@@ -193,46 +196,41 @@ def _linears(
             rounded = fast.rounded(x, some[0])
             us = graph_us([partial(fast.multiply, *rounded, w, BF16) for w in some])
             whole = graph_us([partial(fast.linear, x, w, BF16) for w in some])
-            found.append(line_of(bench, name, rows, nbytes, us, read, with_quantisation_us=whole))
-    return found
+            yield line_of(bench, name, rows, nbytes, us, read, with_quantisation_us=whole)
 
 
-def grouped(bench: Bench) -> list[dict[str, object]]:
+def grouped(bench: Bench) -> Iterator[Line]:
     fast, outputs = StepLinear(bench.tools), GROUPS * 1024
     some = [fp8_weight(outputs, 4096, bench.device) for _ in range(ROTATION_BYTES // 2**25)]
     read = stream_us(bench.tools, bench.device, outputs * 4096)
-    found = []
     for rows in WIDTHS:
         x = tokens(rows, GROUPS * 4096, bench.device, BF16).view(rows, GROUPS, 4096)
         us = graph_us([partial(fast.grouped, x, w, BF16) for w in some])
-        found.append(line_of(bench, "wo_a", rows, outputs * 4096, us, read))
-    return found
+        yield line_of(bench, "wo_a", rows, outputs * 4096, us, read)
 
 
-def head(bench: Bench) -> list[dict[str, object]]:
+def head(bench: Bench) -> Iterator[Line]:
     fast = StepLinear(bench.tools)
     w = DenseWeight(torch.randn(129_280, 4096, device=bench.device).to(BF16))
-    read, found = stream_us(bench.tools, bench.device, w.data.nbytes, 1), []
+    read = stream_us(bench.tools, bench.device, w.data.nbytes, 1)
     for rows in WIDTHS:
         x = tokens(rows, 4096, bench.device, BF16)
         us = graph_us([partial(fast.linear, x, w, torch.float32)] * 4)
         peer = graph_us([partial(torch.matmul, x, w.data.T)] * 4)
-        found.append(line_of(bench, "head", rows, w.data.nbytes, us, read, cublas_us=peer))
-    return found
+        yield line_of(bench, "head", rows, w.data.nbytes, us, read, cublas_us=peer)
 
 
-def routed(bench: Bench) -> list[dict[str, object]]:
+def routed(bench: Bench) -> Iterator[Line]:
     """All five launches of a layer's experts."""
-    return _routed(bench, "experts", 256, V4_WIDTHS, 128, WIDTHS)
+    yield from _routed(bench, "experts", 256, V4_WIDTHS, 128, WIDTHS)
 
 
-def newer(bench: Bench) -> list[dict[str, object]]:
+def newer(bench: Bench) -> Iterator[Line]:
     """V4.1's."""
-    found = _linears(bench, SHAPES_V41, WIDTHS_V41)
-    found += _routed(bench, "V4.1 experts", 384, V41_WIDTHS, 32, WIDTHS_V41)
+    yield from _linears(bench, SHAPES_V41, WIDTHS_V41)
+    yield from _routed(bench, "V4.1 experts", 384, V41_WIDTHS, 32, WIDTHS_V41)
     for rows in WIDTHS_V41:
-        found += _small(bench, pairs_v41(bench.tools, bench.device, rows), rows)
-    return found
+        yield from _small(bench, pairs_v41(bench.tools, bench.device, rows), rows)
 
 
 def _routed(
@@ -242,11 +240,10 @@ def _routed(
     sizes: tuple[int, int],
     block: int,
     widths: Sequence[int],
-) -> list[dict[str, object]]:
+) -> Iterator[Line]:
     width, inner = sizes
     shapes = ((inner, width), (inner, width), (width, inner))
     w1, w3, w2 = (fp4_stack(experts, n, k, bench.device, block) for n, k in shapes)
-    found = []
     for rows in widths:
         draws = [drawn(rows, experts, bench.device) for _ in range(48 if rows == 1 else 12)]
         distinct = statistics.mean(len(set(ids.flatten().tolist())) for ids in draws)
@@ -255,26 +252,21 @@ def _routed(
         fast = StepExperts(bench.tools)
         runs = [partial(fast.experts, x, ids, route, w1, w3, w2, 10.0, BF16) for ids in draws]
         us = graph_us(runs)
-        found.append(line_of(bench, name, rows, nbytes, us, None, distinct=distinct))
-    return found
+        yield line_of(bench, name, rows, nbytes, us, None, distinct=distinct)
 
 
-def small(bench: Bench) -> list[dict[str, object]]:
+def small(bench: Bench) -> Iterator[Line]:
     """Launches without much to read: what counts is how few there are."""
-    found: list[dict[str, object]] = []
     for rows in WIDTHS:
-        found += _small(bench, pairs(bench.tools, bench.device, rows), rows)
-    return found
+        yield from _small(bench, pairs(bench.tools, bench.device, rows), rows)
 
 
-def _small(bench: Bench, some: Sequence[Pair], rows: int) -> list[dict[str, object]]:
-    found = []
+def _small(bench: Bench, some: Sequence[Pair], rows: int) -> Iterator[Line]:
     for pair in some:
         us = graph_us([pair.kernel] * 16)
         definition = definition_us(pair, 2)
         more = {"launches": pair.launches, "definition_us": definition}
-        found.append(line_of(bench, pair.name, rows, 0, us, None, **more))
-    return found
+        yield line_of(bench, pair.name, rows, 0, us, None, **more)
 
 
 def definition_us(pair: Pair, count: int, replays: int = 9) -> float:
@@ -286,40 +278,36 @@ def definition_us(pair: Pair, count: int, replays: int = 9) -> float:
         return float("nan")
 
 
-def sparse(bench: Bench) -> list[dict[str, object]]:
+def sparse(bench: Bench) -> Iterator[Line]:
     """Attention and indexer."""
-    found = []
     for case in cases(bench.tools, bench.device):
         read = stream_us(bench.tools, bench.device, case.nbytes)
         us = graph_us(case.runs)
-        found.append(line_of(bench, case.name, case.rows, case.nbytes, us, read))
-    return found
+        yield line_of(bench, case.name, case.rows, case.nbytes, us, read)
 
 
-def given_between(bench: Bench) -> list[dict[str, object]]:
+def given_between(bench: Bench) -> Iterator[Line]:
     """What lies between products of a chunk of one prompt, also as a share of one of its rows."""
-    found = []
     for case in given_cases(bench.tools, bench.device):
         us = graph_us(case.runs, replays=5)
         more = {"ns_a_row": 1e3 * us / case.rows}
-        found.append(line_of(bench, case.name, case.rows, case.nbytes, us, None, **more))
+        yield line_of(bench, case.name, case.rows, case.nbytes, us, None, **more)
     for pair in given_pairs(bench.tools, bench.device, GIVEN_ROWS):
         us, definition = graph_us([pair.kernel] * 4), definition_us(pair, 1, replays=3)
         more = {"ns_a_row": 1e3 * us / GIVEN_ROWS, "definition_us": definition}
-        found.append(line_of(bench, f"given {pair.name}", GIVEN_ROWS, 0, us, None, **more))
-    return found
+        yield line_of(bench, f"given {pair.name}", GIVEN_ROWS, 0, us, None, **more)
 
 
-def given(bench: Bench) -> list[dict[str, object]]:
+def given(bench: Bench) -> Iterator[Line]:
     """Products of given rows."""
     run, flop = given_products.rate_run(bench.device)
     rate = flop / graph_us([run] * 4)  # in a microsecond
     say(f"torch multiplies bf16 at {rate / 1e6:.0f} TFLOP/s")
-    found: list[dict[str, object]] = [{"name": "torch bf16", "tflops": round(rate / 1e6, 1)}]
+    yield {"name": "torch bf16", "tflops": round(rate / 1e6, 1)}
     for cases_of in (given_products.cases, given_products.tried):
         for case in cases_of(bench.tools, bench.device):
             us = graph_us(case.runs)
-            line: dict[str, object] = {
+            line: Line = {
                 "name": f"given {case.name}",
                 "rows": case.rows,
                 "us": round(us, 2),
@@ -331,23 +319,20 @@ def given(bench: Bench) -> list[dict[str, object]]:
             if case.rounding:
                 line["with_quantisation_us"] = round(graph_us(case.rounding), 2)
             say(f"time {line}")
-            found.append(line)
-    return found
+            yield line
 
 
-def given_routed(bench: Bench) -> list[dict[str, object]]:
+def given_routed(bench: Bench) -> Iterator[Line]:
     """The routed experts of given rows, whole and launch by launch."""
     run, flop = given_products.rate_run(bench.device)
     rate = flop / graph_us([run] * 4)  # in a microsecond
-    found = []
     for case in given_experts.cases(bench.tools, bench.device):
         us = graph_us(case.runs, replays=5)
         more = {"us_a_row": us / case.rows, "share_of_rate": case.flop / us / rate}
         if case.peers:
             more["peer_us"] = graph_us(case.peers, replays=3)
         name = f"given {case.name}"
-        found.append(line_of(bench, name, case.rows, case.nbytes, us, None, **more))
-    return found
+        yield line_of(bench, name, case.rows, case.nbytes, us, None, **more)
 
 
 def drawn(rows: int, experts: int, device: torch.device) -> Tensor:
@@ -454,15 +439,22 @@ class Run:
         if "stream_bytes_per_s" not in result:
             result["stream_bytes_per_s"] = 2**30 / stream_us(tools, device, 2**30, 1) * 1e6
         bench = Bench(device, tools, result["stream_bytes_per_s"])
-        for part in PARTS:
-            if part.__name__ in result["begun"]:
-                continue
-            if time.monotonic() > self.deadline_s:
+        left = [part for part in PARTS if part.__name__ not in result["begun"]]
+        for number, part in enumerate(left):
+            begun_s = time.monotonic()
+            if begun_s > self.deadline_s:
                 say(f"no time was left for {part.__name__}")
                 continue
+            # An equal share of what is left: some of each is worth more than all of some.
+            until_s = begun_s + (self.deadline_s - begun_s) / (len(left) - number)
             result["begun"].append(part.__name__)
             try:
-                times += part(bench)
+                for line in part(bench):
+                    times.append(line)
+                    self.write()
+                    if time.monotonic() > until_s:
+                        say(f"no time was left for the rest of {part.__name__}")
+                        break
             except Exception as problem:  # the other parts can be timed all the same
                 times.append({"name": part.__name__, "failed": f"{problem}"})
                 say(f"{part.__name__} failed: {problem}")
