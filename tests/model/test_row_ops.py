@@ -89,7 +89,7 @@ def tools(device: str, folder: Path) -> Toolbox:
     if device == "cpu":
         if shutil.which("g++") is None:
             pytest.skip("needs g++")
-        return emulated("sm_80", folder)
+        return emulated("sm_90", folder)
     heard: list[str] = []
     there = supported(torch.device(device), heard.append)
     if not there.issuperset(ALL):
