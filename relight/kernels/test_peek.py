@@ -2,6 +2,7 @@
 processor does as if it were one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from relight.base.formats import float_row, index_row, kv_row
 from relight.kernels import index, peek, store
-from relight.kernels.attend import attend
+from relight.kernels.attend import Keys, attend
 from relight.kernels.codec import StackedFp4
 from relight.kernels.experts import Experts, experts
 from relight.kernels.experts import reference as experts_reference
@@ -57,7 +58,7 @@ def test_attention(assert_looking_is_free, family, count: int) -> None:
     for list_of_entries in (far, far[:, :0]):
         assert_looking_is_free(
             lambda listed=list_of_entries: attend(
-                q, window, near, entries, listed, sink, 0.1, family, torch.bfloat16
+                q, Keys(window, near, entries, listed), sink, 0.1, family, torch.bfloat16
             )
         )
 
@@ -74,9 +75,11 @@ def test_the_indexer(assert_looking_is_free, family, counts: list[int], k: int) 
     visible = torch.tensor([0, 3, 8, 9, 640, 100])[torch.arange(total) % 6]
     unseen = places[:, 640:].flatten()
     rows.scale[0, unseen] = 255
-    given = (torch.randn(total, 4, 32), torch.randn(total, 4), rows, places, counts, visible)
-    assert_looking_is_free(lambda: index.select(*given, k, family))
-    assert_looking_is_free(lambda: index.scores(*given, family))
+    sequence = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    q, weights = torch.randn(total, 4, 32), torch.randn(total, 4)
+    asked = index.Asked(q, weights, rows, places, counts, sequence, visible, family)
+    assert_looking_is_free(lambda: index.select(asked, k))
+    assert_looking_is_free(lambda: index.scores(asked))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,3 +118,6 @@ def test_draws(assert_looking_is_free) -> None:
         cut=numbers,
     )
     assert_looking_is_free(lambda: sample(logits, params))
+    kinds = replace(params, temperature=numbers % 3 / 2, drawn=None, cut=None)
+    for some in (kinds, replace(kinds, cut=numbers[3:])):
+        assert_looking_is_free(lambda some=some: sample(logits, some))
