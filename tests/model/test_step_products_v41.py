@@ -123,7 +123,7 @@ def test_a_step_and_its_draft_by_kernels_are_near_and_complete(tmp_path: Path) -
     weights, draft = made()
     wanted, proposed, left = run(weights, draft)
     assert len(left) > 100
-    tools = emulated("sm_80", tmp_path)
+    tools = emulated("sm_90", tmp_path)
     ops = replace(chosen_ops(tools, Selection(VARIANTS)), prefill=DEFINITIONS)
     binder = Binder(StepLinear(tools), StepExperts(tools), ops)
     fast, fast_draft = binder.bind(weights), binder.bind(draft)

@@ -50,7 +50,7 @@ def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def modern(tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
-    return emulated("sm_80", tmp_path_factory.mktemp("modern"))
+    return emulated("sm_90", tmp_path_factory.mktemp("modern"))
 
 
 @pytest.fixture(autouse=True)
