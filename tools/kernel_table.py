@@ -78,7 +78,9 @@ def matrices(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def lines(config: ModelConfig, arch: str) -> list[Line]:
-    fast = StepLinear(cast(Toolbox, SimpleNamespace(form=form_of(arch))))
+    form = form_of(arch)
+    boundary = torch.bfloat16 if form.bf16 else torch.float32
+    fast = StepLinear(cast(Toolbox, SimpleNamespace(form=form)))
     found: dict[Line, None] = {}
     for part, tree in zip(("", "draft."), weights(config), strict=True):
         for name, weight in matrices(tree):
@@ -86,11 +88,11 @@ def lines(config: ModelConfig, arch: str) -> list[Line]:
             if last in LOOKED_UP:
                 continue
             short = part + name.removeprefix("layers.").removeprefix("stages.")
-            found[_line(fast, config, short, weight)] = None
+            found[_line(fast, boundary, config, short, weight)] = None
     return list(found)
 
 
-def _line(fast: StepLinear, config: ModelConfig, name: str, w: Any) -> Line:
+def _line(fast: StepLinear, boundary: torch.dtype, config: ModelConfig, name: str, w: Any) -> Line:
     if isinstance(w, Experts):
         count, inner, half = w.w1.data.shape
         objection = experts_step.objection_to_form(w.w1, w.w3, w.w2)
@@ -98,17 +100,20 @@ def _line(fast: StepLinear, config: ModelConfig, name: str, w: Any) -> Line:
         form = f"FP4, tokens by {w.w1.act_block}"
         return Line(f"`{name}`", shape, form, objection or "yes")
     form = f"FP8 by {w.block}" if isinstance(w, Fp8Weight) else str(w.data.dtype)[6:]
-    return Line(f"`{name}`", str(list(w.shape)), form, _objection(fast, config, name, w) or "yes")
+    objection = _objection(fast, boundary, config, name, w)
+    return Line(f"`{name}`", str(list(w.shape)), form, objection or "yes")
 
 
-def _objection(fast: StepLinear, config: ModelConfig, name: str, w: Any) -> str:
+def _objection(
+    fast: StepLinear, boundary: torch.dtype, config: ModelConfig, name: str, w: Any
+) -> str:
     if problem := linear_step.objection_to_form(w):
         return problem
     if name.endswith("wo_a"):
-        x = torch.empty(1, config.o_groups, w.shape[1], dtype=torch.bfloat16, device=META)
-        return "" if fast.takes_groups(x, w, torch.bfloat16) else "its groups or tokens"
+        x = torch.empty(1, config.o_groups, w.shape[1], dtype=boundary, device=META)
+        return "" if fast.takes_groups(x, w, boundary) else "its groups or tokens"
     wide = name.rsplit(".", 1)[-1] in FLOAT32_INPUT
-    dtype = torch.float32 if wide else torch.bfloat16
+    dtype = torch.float32 if wide else boundary
     x = torch.empty(1, w.shape[1], dtype=dtype, device=META)
     if fast.takes(x, w, quantised=isinstance(w, Fp8Weight)):
         return ""

@@ -82,6 +82,21 @@ def test_scales_of_32_values_are_multiplied_as_values_where_bf16_is_an_operand(
         assert scales is None or scales.shape == (3, 40)
 
 
+def test_before_sm80_float32_tokens_are_two_rows_each(tmp_path: Path) -> None:
+    head = DenseWeight(torch.zeros(512, 4096, dtype=BF16))
+    for rows, tiles in ((1, 1), (4, 1), (5, 1), (9, 2)):
+        tools, noting = toolbox(tmp_path, "sm_70")
+        fast = linear_step.StepLinear(tools)
+        assert fast.linear(torch.zeros(rows, 4096), head, F32).shape == (rows, 512)
+        assert [entry for entry, *_ in noting.launched] == ["split", "step_linear", "join"]
+        _, _, grid, arguments = noting.launched[1]
+        assert grid == (512 // 16, tiles)
+        assert arguments[5] == 2 * rows
+        y = fast.grouped(torch.zeros(rows, 4, 4096), fp8_weight(512, 4096), F32)
+        assert (y.shape, y.dtype) == ((rows, 4, 128), F32)
+        assert noting.launched[3][2] == (4 * rows, 1)
+
+
 def test_no_rows_launch_nothing(tmp_path: Path) -> None:
     tools, noting = toolbox(tmp_path)
     fast = linear_step.StepLinear(tools)
@@ -120,6 +135,9 @@ def test_which_weights_go_through_is_said() -> None:
     assert linear_step.objection(fine) == ""
     fine.scale[3, 5] = 135
     assert "scales above 2^7" in linear_step.objection(fine)
+    for value in (-255.0, float("nan"), float("inf")):
+        large = DenseWeight(torch.full((16, 4096), value, dtype=BF16))
+        assert "NaN or values of 255" in linear_step.objection(large)
     assert "neither" in linear_step.objection(DenseWeight(torch.zeros(16, 4096)))
     assert linear_step.objection(DenseWeight(torch.zeros(16, 4096, dtype=BF16))) == ""
     shifted = torch.zeros(512 * 4096 + 1, dtype=U8)[1:].view(512, 4096)
@@ -139,7 +157,12 @@ def test_calls_that_are_not_for_the_kernels_are_left(tmp_path: Path) -> None:
     assert not fast.takes(x, fp8_weight(24, 4096), quantised=True)
     assert fast.takes(x.to(BF16), head, quantised=False)
     assert not fast.takes(x, head, quantised=False)
-    assert not old.takes(x.to(BF16), head, quantised=False)
+    assert old.takes(x, head, quantised=False)
+    groups = x.view(1, 1, 4096)
+    assert fast.takes_groups(groups.to(BF16), w, BF16)
+    assert old.takes_groups(groups, w, F32)
+    assert not fast.takes_groups(groups, w, F32)
+    assert not old.takes_groups(groups.to(BF16), w, BF16)
 
 
 def stack(experts: int, rows: int, columns: int) -> StackedFp4:

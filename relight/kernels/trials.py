@@ -91,25 +91,27 @@ class _Products:
             TO_BF16 if boundary == torch.bfloat16 else TO_F32,
         )
 
-    def grouped(self, outputs: int, inner: int, block: int) -> Trial:
-        fast, family, bf16 = self.fast, self.variant.family, torch.bfloat16
+    def grouped(
+        self, outputs: int, inner: int, block: int, boundary: torch.dtype = torch.bfloat16
+    ) -> Trial:
+        fast, family = self.fast, self.variant.family
         w = fp8_weight(outputs, inner, self.device, block)
         return Trial(
             self.variant,
             f"FP8 by {block} in 4 groups [{outputs}, {inner}]",
-            lambda: tokens(self.rows, 4 * inner, self.device, bf16).view(self.rows, 4, inner),
-            lambda x: fast.grouped(x, w, bf16),
-            lambda x: grouped(x, w, family, bf16),
-            TO_BF16,
+            lambda: tokens(self.rows, 4 * inner, self.device, boundary).view(self.rows, 4, inner),
+            lambda x: fast.grouped(x, w, boundary),
+            lambda x: grouped(x, w, family, boundary),
+            TO_BF16 if boundary == torch.bfloat16 else TO_F32,
         )
 
-    def dense(self, outputs: int, inner: int) -> Trial:
+    def dense(self, outputs: int, inner: int, x: torch.dtype = torch.bfloat16) -> Trial:
         fast, family = self.fast, self.variant.family
         w = DenseWeight(torch.randn(outputs, inner, device=self.device).to(torch.bfloat16))
         return Trial(
             self.variant,
             f"bf16 [{outputs}, {inner}]",
-            lambda: tokens(self.rows, inner, self.device, torch.bfloat16),
+            lambda: tokens(self.rows, inner, self.device, x),
             lambda x: fast.linear(x, w, torch.float32),
             lambda x: linear(x, w, family, False, torch.float32),
             TO_F32,
@@ -131,12 +133,10 @@ def linear_trials(
         for block, some in lengths.items()
         for inner in some
     ]
-    if not form.bf16:
-        return found + _half_trials(fast, device, outputs)
     return (
         found
-        + [made.grouped(outputs, 4096, block) for block in lengths]
-        + [made.dense(outputs, inner) for inner in (512, 5120, 4096)]
+        + [made.grouped(outputs, 4096, block, boundary) for block in lengths]
+        + [made.dense(outputs, inner, boundary) for inner in (512, 5120, 4096)]
     )
 
 
@@ -153,21 +153,6 @@ def given_linear_trials(
         found += [given.grouped(many, 1024, 128), given.grouped(few, 4096, 32)]
         found += [given.dense(many, 1024), given.dense(few // 2, 4096)]
     return found
-
-
-def _half_trials(fast: StepLinear, device: torch.device, outputs: int) -> list[Trial]:
-    """Before SM80 tokens that are not quantised are fp16; of both sides here, to compare sums."""
-    head = DenseWeight(torch.randn(outputs, 4096, device=device).to(torch.bfloat16))
-    return [
-        Trial(
-            LINEAR,
-            f"bf16 with fp16 tokens [{outputs}, 4096]",
-            lambda: tokens(ROWS, 4096, device, torch.float32),
-            lambda x: fast.linear(x.half(), head, torch.float32),
-            lambda x: linear(x.half().float(), head, "step", False, torch.float32),
-            TO_F32,
-        )
-    ]
 
 
 def experts_trial(
@@ -209,7 +194,10 @@ def trials(tools: Toolbox, device: torch.device) -> list[Trial]:
     fine = experts_trial(tools, device, widths=V41_WIDTHS, act_block=32)
     products = [*linear_trials(tools, device), experts_trial(tools, device), fine]
     given = [*given_linear_trials(tools, device), *given_trials(tools, device)]
-    given.append(experts_trial(tools, device, family="prefill"))
+    given += [
+        experts_trial(tools, device, family="prefill"),
+        experts_trial(tools, device, widths=V41_WIDTHS, act_block=32, family="prefill"),
+    ]
     between = [*small_trials(tools, device), *engram_trials(tools, device)]
     made = [*products, *sparse_trials(tools, device), *between]
     return [*made, *given]

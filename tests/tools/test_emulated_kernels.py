@@ -11,6 +11,7 @@ from relight.kernels.canary import check, relative_error
 from relight.kernels.codec import fp8_quantise, fp8_round
 from relight.kernels.cuda_tools import EXPERTS
 from relight.kernels.experts import cuda as experts
+from relight.kernels.linear.halves import Halves
 from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
@@ -47,6 +48,24 @@ def test_products_are_near_their_definitions(tools: Toolbox) -> None:
         assert beside[1::3].isnan().flatten(1).any(1).all(), trial.shape
         for row in (0, 2, 3, 8):
             assert_bits_equal(beside[row], found[row], trial.shape)
+
+
+def test_float32_tokens_come_back_from_their_halves(tmp_path: Path) -> None:
+    """Each group by itself: a huge one, a tiny one, zeros, and one that is not finite."""
+    halves, x = Halves(emulated("sm_70", tmp_path)), tokens(6, 192, CPU, torch.float32)
+    x[1, :96] *= 1e36
+    x[2] *= 1e-36
+    x[3, 96:] = 0.0
+    x[4, 100] = float("inf")
+    parts, scale = halves.split(x, 2)
+    found, wanted = halves.join(parts.float(), scale).view(6, 2, 96), x.view(6, 2, 96)
+    sick = torch.zeros(6, 2, dtype=torch.bool)
+    sick[4, 1] = True
+    assert torch.equal(found.isnan().all(2), sick)
+    assert torch.equal(found.isnan().any(2), sick)
+    off = (found - wanted).abs().amax(2) / wanted.abs().amax(2).clamp(min=1e-38)
+    assert bool((off[~sick] <= 2.0**-23).all())
+    assert_bits_equal(halves.split(x[2:3], 2)[0], parts[[2, 8]], "a row alone")
 
 
 @pytest.mark.parametrize("block", [128, 32])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from relight.kernels.build import Kernel
 from relight.kernels.cuts import MOST_SLICES, slices_of, walk_of
 from relight.kernels.forms import Form, Walk
+from relight.kernels.linear import halves
 
 SOURCE = "linear/step.cu"
 
@@ -106,10 +107,11 @@ def fp8(
 def grouped(
     form: Form, inner: int, token_tiles: int, boundary_bf16: bool, block: int = 128
 ) -> tuple[Kernel, Walk]:
-    """E4M3 weights with bf16 tokens, which only form 80 can multiply."""
-    assert form.bf16, f"sm_{form.capability} has no bf16 operands"
+    """E4M3 weights with tokens that are not rounded: bf16, before SM80 fp16."""
     walk = fp8_walk(form, inner, token_tiles, wide=True, block=block)
-    return _kernel("fp8 x bf16", form, walk, token_tiles, boundary_bf16, x_bf16=True), walk
+    x_bf16, form = form.bf16, quantising(form, block)
+    what = f"fp8 x {'bf16' if x_bf16 else 'f16'}"
+    return _kernel(what, form, walk, token_tiles, boundary_bf16, x_bf16=x_bf16), walk
 
 
 def bf16(form: Form, inner: int, token_tiles: int, boundary_bf16: bool) -> tuple[Kernel, Walk]:
@@ -143,7 +145,6 @@ def kernels(form: Form) -> list[Kernel]:
     for tiles in (1, 2):
         for block in BLOCKS:
             found += [fp8(form, k, tiles, form.bf16, block)[0] for k in lengths[block]]
-            if form.bf16:
-                found.append(grouped(form, 4096, tiles, boundary_bf16=True, block=block)[0])
+            found.append(grouped(form, 4096, tiles, boundary_bf16=form.bf16, block=block)[0])
         found += [bf16(form, k, tiles, boundary_bf16=False)[0] for k in (*V4_BF16, *V41_BF16)]
-    return found
+    return [*found, *halves.kernels(form)]

@@ -8,11 +8,14 @@ from relight.kernels.codec import DenseWeight, Fp8Weight, Weight
 from relight.kernels.cuts import objection as objection_to_length
 from relight.kernels.forms import Walk
 from relight.kernels.linear import cuda
+from relight.kernels.linear.halves import Halves
 from relight.kernels.toolbox import Toolbox
 
 NAN_SCALE = 255
 NAN_CODE = 127
 
+
+MOST_DENSE = 255
 
 MOST_FINE_SCALE = 134
 """2^7: what a bf16 multiply by 2^120 has room for (`FOLDED` of the source)."""
@@ -20,7 +23,7 @@ MOST_FINE_SCALE = 134
 
 def objection(w: Weight) -> str:
     """Why a weight cannot go through these kernels; empty if it can."""
-    return objection_to_form(w) or (_objection_to_values(w) if isinstance(w, Fp8Weight) else "")
+    return objection_to_form(w) or _objection_to_values(w)
 
 
 def objection_to_form(w: Weight) -> str:
@@ -38,7 +41,11 @@ def objection_to_form(w: Weight) -> str:
     return "it is neither FP8 nor bf16"
 
 
-def _objection_to_values(w: Fp8Weight) -> str:
+def _objection_to_values(w: Weight) -> str:
+    if not isinstance(w, Fp8Weight):
+        least, most = (float(one) for one in torch.aminmax(w.data))
+        # Where an fp16 stands for a bf16 it is 2^8 times as large. A NaN fails, too.
+        return "" if max(-least, most) < MOST_DENSE else f"it holds NaN or values of {MOST_DENSE}"
     if bool((w.scale == NAN_SCALE).any()) or bool(((w.data & NAN_CODE) == NAN_CODE).any()):
         return "it holds NaN"
     if w.block == 32 and bool((w.scale > MOST_FINE_SCALE).any()):
@@ -51,6 +58,7 @@ class StepLinear:
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
+        self._halves = Halves(tools)
 
     def takes(self, x: Tensor, w: Weight, quantised: bool) -> bool:
         """Whether this call is one of those: what it asks is the same for every row of a call
@@ -58,15 +66,16 @@ class StepLinear:
         if isinstance(w, Fp8Weight):
             walk = cuda.fp8_walk(self._tools.form, w.shape[1], 1, block=w.block)
             return quantised and self._divides(w, walk)
-        bf16 = self._tools.form.bf16 and x.dtype == torch.bfloat16
-        return bf16 and self._divides(w, cuda.bf16_walk(self._tools.form, w.shape[1], 1))
+        fits = x.dtype == torch.bfloat16 or not self._tools.form.bf16
+        return fits and self._divides(w, cuda.bf16_walk(self._tools.form, w.shape[1], 1))
 
     def takes_groups(self, x: Tensor, w: Weight, boundary: torch.dtype) -> bool:
-        if not isinstance(w, Fp8Weight) or not self._tools.form.bf16:
+        if not isinstance(w, Fp8Weight):
             return False
+        dtype = torch.bfloat16 if self._tools.form.bf16 else torch.float32
         walk = cuda.fp8_walk(self._tools.form, w.shape[1], 1, wide=True, block=w.block)
         whole = w.shape[0] // x.shape[1] % walk.block_rows == 0
-        return whole and x.dtype == boundary == torch.bfloat16
+        return whole and x.dtype == boundary == dtype
 
     def _divides(self, w: Weight, walk: Walk) -> bool:
         return w.shape[0] % walk.block_rows == 0
@@ -76,9 +85,10 @@ class StepLinear:
         if isinstance(w, Fp8Weight):
             return self.multiply(*self.rounded(x, w), w, boundary)
         assert isinstance(w, DenseWeight)
-        bf16 = boundary == torch.bfloat16
-        made = cuda.bf16(self._tools.form, w.shape[1], _tiles(x), bf16)
-        return self._product(made, x.contiguous(), None, w.data, None, 1, boundary)
+        x, to, scale = self._operands(x, 1, boundary)
+        made = cuda.bf16(self._tools.form, w.shape[1], _tiles(x), to == torch.bfloat16)
+        y = self._product(made, x, None, w.data, None, 1, to)
+        return y if scale is None else self._halves.join(y, scale).to(boundary)
 
     def rounded(self, x: Tensor, w: Fp8Weight) -> tuple[Tensor, Tensor | None]:
         """x [n, K] on the grid of E4M3, as `multiply` takes it: codes and scales, or values."""
@@ -95,12 +105,25 @@ class StepLinear:
         return self._product(made, x, scales, w.data, w.scale, 1, boundary)
 
     def grouped(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
-        """x [n, G, K] bfloat16 -> [n, G, N / G] in `boundary`."""
+        """x [n, G, K] -> [n, G, N / G] in `boundary`."""
         assert isinstance(w, Fp8Weight)
-        bf16, groups = boundary == torch.bfloat16, x.shape[1]
+        n, groups, _ = x.shape
+        x, to, scale = self._operands(x.flatten(1), groups, boundary)
+        bf16 = to == torch.bfloat16
         made = cuda.grouped(self._tools.form, w.shape[1], _tiles(x), bf16, w.block)
-        out = self._product(made, x.contiguous(), None, w.data, w.scale, groups, boundary)
-        return out.view(len(x), groups, out.shape[1] // groups)
+        y = self._product(made, x, None, w.data, w.scale, groups, to)
+        y = y if scale is None else self._halves.join(y, scale).to(boundary)
+        return y.view(n, groups, y.shape[1] // groups)
+
+    def _operands(
+        self, x: Tensor, groups: int, boundary: torch.dtype
+    ) -> tuple[Tensor, torch.dtype, Tensor | None]:
+        """Tokens [n, groups * K] that are not rounded as the matrix unit takes them, what it gives,
+        and the scales to join that by, if they were split."""
+        if self._tools.form.bf16:
+            return x.contiguous(), boundary, None
+        parts, scale = self._halves.split(x.float().contiguous(), groups)
+        return parts, torch.float32, scale
 
     def _product(
         self,
