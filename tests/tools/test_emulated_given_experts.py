@@ -31,11 +31,15 @@ def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return emulated(request.param, tmp_path_factory.mktemp("kernels"))
 
 
+def stacks_of(act_block: int) -> Experts:
+    torch.manual_seed(1)
+    gate, up = (fp4_stack(COUNT, INNER, WIDTH, CPU, act_block) for _ in range(2))
+    return Experts(gate, up, fp4_stack(COUNT, WIDTH, INNER, CPU, act_block))
+
+
 @pytest.fixture(scope="module")
 def stacks() -> Experts:
-    torch.manual_seed(1)
-    gate, up = (fp4_stack(COUNT, INNER, WIDTH, CPU) for _ in range(2))
-    return Experts(gate, up, fp4_stack(COUNT, WIDTH, INNER, CPU))
+    return stacks_of(128)
 
 
 class Call:
@@ -79,6 +83,20 @@ def test_rows_are_near_the_definition_and_keep_their_bits(call: Call) -> None:
         assert_bits_equal(call.run(slice(row, row + 1))[0], found[row], f"row {row} alone")
     for order in (torch.randperm(70), torch.randperm(70)[:40]):
         assert_bits_equal(call.run(order), found[order], "in another order")
+
+
+def test_tokens_may_have_a_scale_for_each_32_values(tools: Toolbox) -> None:
+    torch.manual_seed(2)
+    call = Call(tools, stacks_of(32), uneven(70))
+    found = call.run()
+    assert relative_error(found, call.definition()) <= EXPERTS_TOLERANCE
+    order = torch.randperm(70)[:20]
+    assert_bits_equal(call.run(order), found[order], "in another order")
+    call.x[1::3, 5] = float("nan")
+    sick = torch.arange(70) % 3 == 1
+    beside = call.run()
+    assert_bits_equal(beside[~sick], found[~sick])
+    assert not beside[sick].isfinite().any()
 
 
 def test_where_a_pass_is_cut_changes_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +147,10 @@ def test_pairs_are_listed_by_expert_in_their_order(tools: Toolbox) -> None:
 
 def product(tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
     """The down product of pairs [n], to float32."""
-    codes, scales = tools.quantise(x)
+    codes, scales = tools.quantise(x, w.act_block)
     pairs = given.Pairs(tools, ids.unsqueeze(1), len(w.data))
     order = pairs.order.long()
-    launch: Launch = tools.load(given.down(tools.form, F32), given.THREADS)
+    launch: Launch = tools.load(given.down(tools.form, F32, w.act_block), given.THREADS)
     (_, outputs, packed), found = w.data.shape, torch.full((len(x), w.data.shape[1]), float("nan"))
     grid = (outputs // given.TILE_OUTPUTS, pairs.most_tiles)
     shape = (2 * packed, outputs, 0, outputs)
@@ -142,14 +160,17 @@ def product(tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
 
 
 def exact(w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
-    rounded = fp8_round(x, 128).double()
+    rounded = fp8_round(x, w.act_block).double()
     return torch.stack([w.expert(int(e)).decode().double() @ rounded[i] for i, e in enumerate(ids)])
 
 
-def test_weights_are_exact_as_long_as_scales_of_a_row_are_not_too_far_apart(tools: Toolbox) -> None:
+@pytest.mark.parametrize("act_block", given.ACT_BLOCKS)
+def test_weights_are_exact_as_long_as_scales_of_a_row_are_not_too_far_apart(
+    tools: Toolbox, act_block: int
+) -> None:
     """Also where tokens are such that only the small ones count, and beside groups of zeros."""
     torch.manual_seed(5)
-    w = fp4_stack(2, 256, 256, CPU)
+    w = fp4_stack(2, 256, 256, CPU, act_block)
     w.scale[:] = 120
     w.scale[:, :, 3:] = 120 - given.SPREAD
     w.scale[0, :, 5], w.data[0, :, 16 * 5 : 16 * 6] = 1, 0

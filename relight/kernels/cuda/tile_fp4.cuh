@@ -1,7 +1,7 @@
 // Tiles of E2M1 weights times E4M3 tokens, for many tokens: the sums of ROWS rows of weights with up to TOKENS tokens. Knows no op.
 //
-// What is summed never depends on other tokens. K goes in units of 128, ascending; a unit is summed by the matrix unit from zero
-// and added in float32 with the token's scale,
+// What is summed never depends on other tokens. K goes in units of 128, ascending; the values of a token that share a scale (BLOCK
+// of them, all or a quarter of a unit) are summed by the matrix unit from zero and added in float32,
 //     total += sum * scale of the token;
 // the scale of the row comes last. K is not split, there are no atomics. A token is a column of the matrix unit, and columns do not
 // mix; one without a token repeats another's and is dropped. A tile with few tokens leaves columns out (N), which changes no bit.
@@ -14,13 +14,15 @@
 // decoded into shared memory, by thread 4 t + q quarter q of token t, in the order in which lanes take them up again, two steps of
 // the matrix unit in 16 bytes.
 //
-// Form 70: a quad-pair has 8 rows and 8 tokens for itself and its lanes walk all of K. Else a lane walks one quarter of each unit.
+// Form 70: a quad-pair has 8 rows and 8 tokens for itself and its lanes walk all of K. Else four lanes share a unit: each walks a
+// quarter of it or, where quarters have scales (SHARED), all four walk each quarter, a fourth of it each.
 #pragma once
 #include "decode.cuh"
 
 constexpr int ROWS = 256, TOKENS = 64, WARPS = 8, THREADS = 32 * WARPS;
 constexpr int TILES = 2;  // of 16 rows, of a warp
-static_assert(FORMAT == 4 && X_BYTES == 1 && UNIT == 128, "a unit of tokens has one scale");
+constexpr int SCALES = UNIT / BLOCK;  // of a token and unit
+static_assert(FORMAT == 4 && X_BYTES == 1 && UNIT == 128 && (SCALES == 1 || SCALES == 4), "E2M1 by E4M3");
 
 #if STEP_FORM == 70
 constexpr int WIDE = 16, FOUND = 8;      // tokens of an instruction, results of a lane
@@ -46,11 +48,12 @@ D void multiply(float (&sum)[FOUND], const u32 (&a)[HALVES][2], u32 b0, u32 b1) 
 }
 #endif
 
-constexpr int STAGED = 4 * TOKENS * 4;  // words of 16 bytes of a unit of tokens: [two steps][token][quarter]
+constexpr bool SHARED = SCALES == 4 && QUARTERS == 1;
+constexpr int STAGED = 4 * TOKENS * 4;  // words of 16 bytes of a unit of tokens: [two steps][token][lane that walks them]
 constexpr int LEFT_ROW = 528;           // bytes of a token among results: 128 floats or 256 bf16, and 16 so that banks differ
 struct Room {
   uint4 x[TOKENS * LEFT_ROW / 16];  // two units of tokens; in the end the results
-  float sx[2][TOKENS];
+  float sx[2][SCALES][TOKENS];
   float factor[ROWS];  // by warp, tile and row
 };
 static_assert(sizeof(Room::x) >= 2 * STAGED * 16, "results take the place of tokens");
@@ -60,7 +63,7 @@ struct Rows {  // where those that this lane brings begin, by tile
   const u8* scale[TILES];
   int bias[TILES][HALVES];  // 30 less the largest scale
 };
-// What a lane walks at once: the quarter of a unit that is its own, in form 70 all four in turn.
+// What a lane walks at once: of a unit its quarter, or a fourth of each quarter (a word each), in form 70 all quarters in turn.
 struct Quarter {
   uint4 w[TILES][HALVES];
   u32 scales[TILES][HALVES];  // of all four
@@ -68,7 +71,9 @@ struct Quarter {
 D void ask(Quarter& to, const Rows& rows, int q, int units) {
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int h = 0; h < HALVES; h++) {
-      to.w[t][h] = stream16(rows.w[t] + h * 8 * units * 64 + quarter(q) * 16);
+      const u8* row = rows.w[t] + h * 8 * units * 64;
+      const u32* mine = (const u32*)row + lane_quarter();
+      to.w[t][h] = SHARED ? make_uint4(__ldg(mine), __ldg(mine + 4), __ldg(mine + 8), __ldg(mine + 12)) : stream16(row + quarter(q) * 16);
       to.scales[t][h] = __ldg((const u32*)(rows.scale[t] + h * 8 * units * 4));
     }
 }
@@ -118,30 +123,64 @@ D void stage(const Coming& coming, int u, Room& room) {
   u32 pairs[LOADED / 2];
   unpack_x(coming.codes, pairs);
   uint4* to = room.x + (u & 1) * STAGED;
-  UNROLL for (int j = 0; j < 4; j++)
-    to[(j * TOKENS + token) * 4 + q] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
-  if (q == 0) room.sx[u & 1][token] = coming.scale;
+  UNROLL for (int j = 0; j < 4; j++)  // ^: neighbours in other banks
+    to[SHARED ? (q * TOKENS + token) * 4 + (j ^ q) : (j * TOKENS + token) * 4 + q] =
+        make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+  if (q < SCALES) room.sx[u & 1][q][token] = coming.scale;
 }
 
 template <int N> using Sums = float[TILES][N][FOUND];
-// x: of this lane's first token.
+template <int N> D void settle(Sums<N>& total, const Sums<N>& sum, const float* sx) {
+  UNROLL for (int n = 0; n < N; n++)
+    UNROLL for (int i = 0; i < FOUND; i++) {
+      const float scale = sx[n * WIDE + found_token(i)];
+      UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][n][i] * scale;
+    }
+}
+// Weights of two steps of a tile, which share the scale of a group.
+typedef u32 Decoded[2][HALVES][2];
+D void decode(Decoded& a, const Quarter& of, int t, int j, int group, const Rows& rows) {
+  UNROLL for (int h = 0; h < HALVES; h++) {
+    const u32 lift = lift_of(of.scales[t][h], group, rows.bias[t][h]);
+    UNROLL for (int i = 0; i < 2; i++) {
+      step(of.w[t][h], 2 * j + i, a[i][h][0], a[i][h][1], 0);
+      UNROLL for (int p = 0; p < 2; p++) a[i][h][p] = lifted(a[i][h][p], lift);
+    }
+  }
+}
+D void add_steps(float (&sum)[FOUND], const Decoded& a, const uint4& b) {
+  UNROLL for (int i = 0; i < 2; i++) multiply(sum, a[i], word(b, 2 * i), word(b, 2 * i + 1));
+}
+// A lane's quarter, whose sums go on. x: where its first token lies.
 template <int N> D void add_quarter(Sums<N>& sum, const Quarter& of, int q, const Rows& rows, const uint4* x) {
-  u32 lift[TILES][HALVES];
-  UNROLL for (int t = 0; t < TILES; t++)
-    UNROLL for (int h = 0; h < HALVES; h++) lift[t][h] = lift_of(of.scales[t][h], quarter(q), rows.bias[t][h]);
-  const uint4* mine = x + quarter(q);
   UNROLL for (int j = 0; j < 4; j++) {
     uint4 b[N];
-    UNROLL for (int n = 0; n < N; n++) b[n] = mine[(j * TOKENS + n * WIDE) * 4];
-    UNROLL for (int i = 0; i < 2; i++)
-      UNROLL for (int t = 0; t < TILES; t++) {
-        u32 a[HALVES][2];
-        UNROLL for (int h = 0; h < HALVES; h++) {
-          step(of.w[t][h], 2 * j + i, a[h][0], a[h][1], 0);
-          UNROLL for (int p = 0; p < 2; p++) a[h][p] = lifted(a[h][p], lift[t][h]);
-        }
-        UNROLL for (int n = 0; n < N; n++) multiply(sum[t][n], a, word(b[n], 2 * i), word(b[n], 2 * i + 1));
+    UNROLL for (int n = 0; n < N; n++) b[n] = x[(j * TOKENS + n * WIDE) * 4 + quarter(q)];
+    UNROLL for (int t = 0; t < TILES; t++) {
+      Decoded a;
+      decode(a, of, t, j, quarter(q), rows);
+      UNROLL for (int n = 0; n < N; n++) add_steps(sum[t][n], a, b[n]);
+    }
+  }
+}
+// Quarters with scales, each summed and settled by itself: all four where lanes share them, else quarter q.
+template <int N>
+D void add_settled(Sums<N>& total, const Quarter& of, int q, const Rows& rows, const uint4* x, const float (*sx)[TOKENS]) {
+  constexpr int TOGETHER = SHARED ? 1 : 4;  // pairs of steps that share a token's scale
+  UNROLL for (int first = 0; first < 4; first += TOGETHER) {
+    const int group = SHARED ? first : q;
+    Decoded a[TOGETHER][TILES];
+    UNROLL for (int j = 0; j < TOGETHER; j++)
+      UNROLL for (int t = 0; t < TILES; t++) decode(a[j][t], of, t, first + j, group, rows);
+    UNROLL for (int n = 0; n < N; n++) {
+      float sum[TILES][FOUND] = {};
+      UNROLL for (int j = 0; j < TOGETHER; j++) {
+        const uint4 b = x[((first + j) * TOKENS + n * WIDE) * 4 + (SHARED ? lane_quarter() ^ first : q)];
+        UNROLL for (int t = 0; t < TILES; t++) add_steps(sum[t], a[j][t], b);
       }
+      UNROLL for (int i = 0; i < FOUND; i++)
+        UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][i] * sx[group][n * WIDE + found_token(i)];
+    }
   }
 }
 
@@ -157,23 +196,25 @@ D void product(Sums<N>& total, Rows& rows, Quarter now, const u8* x, const float
   __syncthreads();
   for (int u = 0; u < units; u++) {
     const int more = u + 1 < units;  // else the last unit is asked for again
+    const uint4* first = room.x + (u & 1) * STAGED + brought_token() * 4;
+    const float(*scales)[TOKENS] = room.sx[u & 1];
     Sums<N> sum = {};
-    UNROLL for (int q = 0; q < QUARTERS; q++) {
+#pragma unroll 1  // of form 70: four times the code needs more registers
+    for (int q = 0; q < QUARTERS; q++) {
       Quarter next;
       if (q + 1 == QUARTERS) {
         advance(rows, more);
-        x += more * 128, sx += more;
+        x += more * 128, sx += more * SCALES;
         if (stages) ask(coming, x, sx);
       }
       ask(next, rows, (q + 1) % QUARTERS, units);
-      add_quarter<N>(sum, now, q, rows, room.x + (u & 1) * STAGED + brought_token() * 4);
+      if (SCALES == 1)
+        add_quarter<N>(sum, now, q, rows, first);
+      else
+        add_settled<N>(total, now, q, rows, first, scales);
       now = next;
     }
-    UNROLL for (int n = 0; n < N; n++)
-      UNROLL for (int i = 0; i < FOUND; i++) {
-        const float scale = room.sx[u & 1][n * WIDE + found_token(i)];
-        UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][n][i] * scale;
-      }
+    if (SCALES == 1) settle<N>(total, sum, scales[0]);
     if (stages) stage(coming, u + 1, room);
     __syncthreads();
   }

@@ -26,21 +26,23 @@ D void round_rows(const float* values, int count, u8* h, float* sh, i64 first, i
     const int token = begin + (lane_id() >> 3);
     const uint4* from = (const uint4*)(values + token * (LEFT_ROW / 4)) + part;
     uint4 v[4];
-    u32 largest = 0;
+    u32 largest[4] = {};  // of each 32
     UNROLL for (int i = 0; i < 4; i++) {
       v[i] = from[i * 8];
-      UNROLL for (int j = 0; j < 4; j++) largest = max(largest, word(v[i], j) & 0x7FFFFFFFu);
+      UNROLL for (int j = 0; j < 4; j++) largest[i] = max(largest[i], word(v[i], j) & 0x7FFFFFFFu);
     }
-    const u32 e = scale_of(lanes_max(largest, 4), FP8_FLOOR, 1.f / 448);
-    const bool sick = e == 255;
+    if (SCALES == 1) largest[0] = max(max(largest[0], largest[1]), max(largest[2], largest[3]));
+    u32 e[SCALES];
+    UNROLL for (int i = 0; i < SCALES; i++) e[i] = scale_of(lanes_max(largest[i], 4), FP8_FLOOR, 1.f / 448);
     if (token >= count) continue;
     const i64 at = (first + token) * blocks + block;
     UNROLL for (int i = 0; i < 4; i++) {
+      const u32 its = e[i % SCALES];
       u32 bytes = 0;
-      UNROLL for (int j = 0; j < 4; j++) bytes |= to_e4m3(__uint_as_float(word(v[i], j)) * inverse(e)) << 8 * j;
-      ((u32*)(h + at * 128))[i * 8 + part] = sick ? 0 : bytes;
+      UNROLL for (int j = 0; j < 4; j++) bytes |= to_e4m3(__uint_as_float(word(v[i], j)) * inverse(its)) << 8 * j;
+      ((u32*)(h + at * 128))[i * 8 + part] = its == 255 ? 0 : bytes;
+      if (part == 0 && i < SCALES) sh[at * SCALES + i] = __uint_as_float(its == 255 ? 0x7FC00000u : its << 23);
     }
-    if (part == 0) sh[at] = __uint_as_float(sick ? 0x7FC00000u : e << 23);
   }
 }
 
@@ -62,8 +64,8 @@ D void hidden(Rows& rows, const Quarter& now, const u8* x, const float* sx, int 
   __syncthreads();
 }
 
-// gate, up [E, I, K / 2] with scales [E, I, K / 32]; x [M, K] E4M3 with sx [M, K / 128]; route [M * slots]. h [P, I] E4M3 with
-// sh [P, I / 128], in the order of tiles. Grid: I / 128, tiles that there can be.
+// gate, up [E, I, K / 2] with scales [E, I, K / 32]; x [M, K] E4M3 with sx [M, K / BLOCK]; route [M * slots]. h [P, I] E4M3
+// with sh [P, I / BLOCK], in the order of tiles. Grid: I / 128, tiles that there can be.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     given_gate_up(const u8* gate, const u8* up, const u8* gate_scale, const u8* up_scale, const u8* x, const float* sx,
                   const float* route, const int* order, const Tile* tiles, const int* num_tiles, u8* h, float* sh, int K, int I,
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int pair = order[my_token(tile)], token = pair / slots;
   if ((threadIdx.x & 3) == 0) routes[threadIdx.x >> 2] = route[pair];
   const u8* from = x + (i64)token * K + (threadIdx.x & 3) * 32;
-  const float* scales = sx + (i64)token * units;
+  const float* scales = sx + (i64)token * units * SCALES + (threadIdx.x & SCALES - 1);
 #define WORK(N) hidden<N>(rows, now, from, scales, units, limit, routes, room);
   WITH_COLUMNS(tile.count, WORK)
   round_rows((const float*)room.x, tile.count, h, sh, tile.first, blockIdx.x, I / 128);
@@ -121,7 +123,7 @@ D void down(Rows& rows, const Quarter& now, const u8* x, const float* sx, int un
   }
 }
 
-// w [E, N, K / 2] with scales [E, N, K / 32]; h [P, K] E4M3 with sh [P, K / 128], in the order of tiles. d [P, columns]: of each
+// w [E, N, K / 2] with scales [E, N, K / 32]; h [P, K] E4M3 with sh [P, K / BLOCK], in the order of tiles. d [P, columns]: of each
 // pair rows first .. first + columns of w. Grid: columns / 256, tiles that there can be.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     given_down(const u8* w, const u8* ws, const u8* h, const float* sh, const int* order, const Tile* tiles, const int* num_tiles,
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   ask(now, rows, 0, units);
   if ((threadIdx.x & 3) == 0) pairs[threadIdx.x >> 2] = order[at];
   const u8* from = h + at * K + (threadIdx.x & 3) * 32;
-  const float* scales = sh + at * units;
+  const float* scales = sh + at * units * SCALES + (threadIdx.x & SCALES - 1);
 #define WORK(N) down<N>(rows, now, from, scales, units, pairs, tile.count, d + blockIdx.x * ROWS, columns, room);
   WITH_COLUMNS(tile.count, WORK)
 }

@@ -13,6 +13,7 @@ from relight.kernels.build import Kernel, Macros
 from relight.kernels.codec import StackedFp4, StackedWeight
 from relight.kernels.experts.step import NAN_SCALE
 from relight.kernels.forms import Form
+from relight.kernels.linear.cuda import quantising
 from relight.kernels.toolbox import Toolbox
 
 SOURCE, AROUND = "experts/given.cu", "experts/group.cu"
@@ -20,8 +21,14 @@ SOURCE, AROUND = "experts/given.cu", "experts/group.cu"
 TILE_PAIRS, TILE_OUTPUTS, THREADS = 64, 256, 256
 """TOKENS, ROWS and THREADS of the source."""
 
-ROUNDED = 128
-"""Hidden values with one scale; a block makes so many of a row."""
+UNIT = 128
+"""Values of K that are asked for at once."""
+
+HIDDEN = 128
+"""Hidden values of a row that a block makes and rounds."""
+
+ACT_BLOCKS = (128, 32)
+"""Values of a token that share a scale: V4's and V4.1's."""
 
 MOST_EXPERTS = 1024
 SPREAD = 24
@@ -40,18 +47,17 @@ rows and 35 MB of rounded input."""
 
 def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
     """Why these experts cannot go through these kernels; empty if they can."""
-    for w, outputs in ((w1, ROUNDED), (w3, ROUNDED), (w2, TILE_OUTPUTS)):
+    for w, outputs in ((w1, HIDDEN), (w3, HIDDEN), (w2, TILE_OUTPUTS)):
         if not isinstance(w, StackedFp4):
             return "they are not FP4"
-        if w.act_block != ROUNDED:
-            return f"their inputs are rounded in blocks of {w.act_block}, not {ROUNDED}"
+        if w.act_block not in ACT_BLOCKS or w.act_block != w1.act_block:
+            blocks = f"blocks of {w.act_block}, not all of one of {ACT_BLOCKS}"
+            return f"their inputs are rounded in {blocks}"
         count, rows, packed = w.data.shape
         if count > MOST_EXPERTS:
             return f"they are {count}, more than {MOST_EXPERTS}"
-        if rows % outputs or 2 * packed % ROUNDED:
-            return (
-                f"they map {2 * packed} values to {rows}, no multiples of {ROUNDED} and {outputs}"
-            )
+        if rows % outputs or 2 * packed % UNIT:
+            return f"they map {2 * packed} values to {rows}, no multiples of {UNIT} and {outputs}"
         if w.data.data_ptr() % 16 or w.scale.data_ptr() % 4:
             return "they do not begin at whole 16 bytes"
         if not (w.data.is_contiguous() and w.scale.is_contiguous()):
@@ -74,24 +80,29 @@ def _spread(w: StackedFp4) -> bool:
     return bool((groups[small] & 0x77).any())
 
 
-def gate_up(form: Form, boundary: torch.dtype) -> Kernel:
-    return _product("gate-up", "given_gate_up", form, boundary, paired=True)
+def gate_up(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
+    return _product("gate-up", "given_gate_up", form, boundary, act_block, paired=True)
 
 
-def down(form: Form, boundary: torch.dtype) -> Kernel:
-    return _product("down", "given_down", form, boundary, paired=False)
+def down(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
+    return _product("down", "given_down", form, boundary, act_block, paired=False)
 
 
-def _product(what: str, entry: str, form: Form, boundary: torch.dtype, *, paired: bool) -> Kernel:
+def _product(
+    what: str, entry: str, form: Form, boundary: torch.dtype, act_block: int, *, paired: bool
+) -> Kernel:
     macros: Macros = (
-        *_around(form, boundary),
+        *_around(quantising(form, act_block), boundary),
         ("FORMAT", 4),
+        ("BLOCK", act_block),
         ("X_BYTES", 1),
         ("X_BF16", 0),
         ("CONVERTS_E4M3", int(form.converts_e4m3)),
         ("PAIRED", int(paired)),
     )
-    return Kernel(f"experts fp4 given {what} to {short(boundary)}", SOURCE, entry, macros)
+    blocks = "" if act_block == 128 else f" by {act_block}"
+    name = f"experts fp4{blocks} given {what} to {short(boundary)}"
+    return Kernel(name, SOURCE, entry, macros)
 
 
 def group(form: Form) -> Kernel:
@@ -113,7 +124,7 @@ def _around(form: Form, boundary: torch.dtype) -> Macros:
 def kernels(form: Form) -> list[Kernel]:
     """Those of the boundary that official numerics have there. They serve any shape."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    products = [gate_up(form, boundary), down(form, boundary)]
+    products = [make(form, boundary, block) for block in ACT_BLOCKS for make in (gate_up, down)]
     return [*products, group(form), sum_columns(form, boundary)]
 
 
@@ -157,13 +168,13 @@ class GivenExperts:
         limit: float,
         boundary: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Codes [pairs, I] and scales [pairs, I / 128], in the order of tiles."""
+        """Codes [pairs, I] and scales [pairs, I / act_block], in the order of tiles."""
         tools, (_, inner, packed) = self._tools, w1.data.shape
-        codes, scales = tools.quantise(x)
+        codes, scales = tools.quantise(x, w1.act_block)
         hidden = codes.new_empty((pairs.count, inner))
-        hidden_scales = scales.new_empty((pairs.count, inner // ROUNDED))
-        tools.load(gate_up(tools.form, boundary), THREADS)(
-            (inner // ROUNDED, pairs.most_tiles),
+        hidden_scales = scales.new_empty((pairs.count, inner // w1.act_block))
+        tools.load(gate_up(tools.form, boundary, w1.act_block), THREADS)(
+            (inner // HIDDEN, pairs.most_tiles),
             w1.data,
             w3.data,
             w1.scale,
@@ -196,7 +207,7 @@ class GivenExperts:
         tools, (_, width, packed) = self._tools, w2.data.shape
         columns = _columns(width, pairs.count * boundary.itemsize)
         made = torch.empty((pairs.count, columns), dtype=boundary, device=out.device)
-        multiply = tools.load(down(tools.form, boundary), THREADS)
+        multiply = tools.load(down(tools.form, boundary, w2.act_block), THREADS)
         add_up = tools.load(sum_columns(tools.form, boundary), THREADS)
         for first in range(0, width, columns):
             multiply(

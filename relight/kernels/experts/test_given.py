@@ -25,7 +25,10 @@ def test_which_stacks_go_through_is_said() -> None:
     up, down = stack(3, 128, 256), stack(3, 256, 128)
     assert objection(up, up, down) == ""
     assert "not FP4" in objection(up, StackedDense(torch.zeros(3, 128, 256)), down)
-    assert "blocks of 32" in objection(up, up, stack(3, 256, 128, act_block=32))
+    assert "blocks of 64" in objection(up, up, stack(3, 256, 128, act_block=64))
+    assert "blocks of 32, not all of one" in objection(up, up, stack(3, 256, 128, act_block=32))
+    fine = stack(3, 128, 256, act_block=32)
+    assert objection(fine, fine, stack(3, 256, 128, act_block=32)) == ""
     assert "256 values to 64" in objection(stack(3, 64, 256), up, down)
     assert "96 values to 256" in objection(up, up, stack(3, 256, 96))
     assert "they are 1025" in objection(stack(1025, 128, 128), up, down)
@@ -71,8 +74,8 @@ class Noting:
         assert threads == 256
         return lambda grid, *arguments: self.launched.append((kernel.entry, grid))
 
-    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.to(U8), x[:, : x.shape[1] // 128].float()
+    def quantise(self, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        return x.to(U8), x[:, : x.shape[1] // block].float()
 
 
 def test_the_grid_holds_all_tiles_that_there_can_be() -> None:
