@@ -20,7 +20,7 @@ from relight.engine.guesses import RecordedGuesses
 from relight.engine.plan import Draw, Result, Rows, StepPlan
 from relight.engine.proposer import DraftProposer, Guesses, Proposer, propose
 from relight.engine.sampler import Sampled, Sampler, read
-from relight.kernels.device import answers, download, upload
+from relight.kernels.device import answers, download, make_current, upload
 from relight.kernels.record import Recorder
 from relight.model.inputs import Segment
 from relight.model.network import Network
@@ -91,8 +91,9 @@ class Runner:
         return self.read(self.launch(plan))
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Puts one step on the device; what came of it is `read`."""
+        """Puts one step on the device; what came of it is `read`. Any thread may call it."""
         with self._faults(), torch.inference_mode():
+            make_current(self.pool.device)
             return self._launch(plan)
 
     def read(self, launched: Launched) -> list[Result]:

@@ -92,6 +92,13 @@ def memory_added(device: torch.device, run: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
+def make_current(device: torch.device) -> None:
+    """Of the CUDA devices this one is the calling thread's, as kernels need it that are launched
+    past torch. In a new thread it is the first one."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def answers(device: torch.device) -> bool:
     """Whether the device still computes. After some faults of a kernel, as an address that is not
     there, a GPU does nothing more for this process."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relight.base.errors import BadSetting
 from relight.kernels.cubins import Cubin
+from relight.kernels.device import make_current
 
 REMEDY = "install it beside Relight by: python -m pip install 'relight[cuda]'"
 
@@ -139,5 +140,6 @@ def cuda_launcher(device: torch.device) -> CudaLauncher:
         if not hasattr(core, name):
             raise NoLauncher(f"cuda-core is too old, it has no {name}; {REMEDY}")
     torch.cuda.init()
+    make_current(device)
     index = torch.cuda.current_device() if device.index is None else device.index
     return CudaLauncher(index, lambda: torch.cuda.current_stream(index).cuda_stream, core, driver)

@@ -9,6 +9,7 @@ import torch
 from relight.kernels.build import Builder
 from relight.kernels.codec import DenseWeight, Fp8Weight, StackedFp4
 from relight.kernels.cubins import Cubin, CubinCache
+from relight.kernels.device import make_current
 from relight.kernels.experts import step as experts_step
 from relight.kernels.launch import CudaLauncher, Long, NoLauncher, cuda_launcher
 from relight.kernels.linear import step as linear_step
@@ -322,3 +323,12 @@ def test_without_cuda_core_one_line_says_what_to_do(monkeypatch) -> None:
     monkeypatch.setattr("relight.kernels.launch.importlib.import_module", missing)
     with pytest.raises(NoLauncher, match=r"pip install 'relight\[cuda\]'"):
         cuda_launcher(torch.device("cuda", 0))
+
+
+def test_the_thread_that_launches_has_the_device_current(monkeypatch) -> None:
+    """In a new thread torch has the first device current, whatever the others have."""
+    made: list[torch.device] = []
+    monkeypatch.setattr("relight.kernels.device.torch.cuda.set_device", made.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        make_current(torch.device(name))
+    assert made == [torch.device("cuda:1")]
