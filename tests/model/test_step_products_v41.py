@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relight.base.headers import StoredTensor
-from relight.base.numerics import OFFICIAL_BF16
+from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, Numerics
 from relight.base.tensors import backbone_tensors, draft_tensors
 from relight.cache.layout import PAGE_TOKENS
 from relight.engine.plan import Rows
@@ -89,13 +89,13 @@ def noted() -> Iterator[list[tuple[int, ...]]]:
         yield left
 
 
-def run(weights: ModelWeightsV41, draft: DraftWeights) -> tuple[Tensor, Proposal, list]:
+def run(
+    weights: ModelWeightsV41, draft: DraftWeights, numerics: Numerics
+) -> tuple[Tensor, Proposal, list]:
     """Logits of made rows, what the draft proposes behind them, and what definitions multiplied."""
-    driver = Driver(
-        CONFIG, weights, OFFICIAL_BF16, num_slots=1, context=2 * PAGE_TOKENS, draft=True
-    )
+    driver = Driver(CONFIG, weights, numerics, num_slots=1, context=2 * PAGE_TOKENS, draft=True)
     model, runner = driver.runner.model, driver.runner
-    drafting = Draft(CONFIG, draft, weights.embed, weights.head, OFFICIAL_BF16, weights.ops)
+    drafting = Draft(CONFIG, draft, weights.embed, weights.head, numerics, weights.ops)
     rings = draft_rings(CONFIG, driver.pool)
     driver.set_length(0, 0)
 
@@ -119,17 +119,21 @@ def run(weights: ModelWeightsV41, draft: DraftWeights) -> tuple[Tensor, Proposal
     return logits, proposal, left
 
 
-def test_a_step_and_its_draft_by_kernels_are_near_and_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arch", "numerics"), [("sm_90", OFFICIAL_BF16), ("sm_70", OFFICIAL)])
+def test_a_step_and_its_draft_by_kernels_are_near_and_complete(
+    tmp_path: Path, arch: str, numerics: Numerics
+) -> None:
+    """With what official numerics have between ops on such a device: bf16 or float32."""
     weights, draft = made()
-    wanted, proposed, left = run(weights, draft)
+    wanted, proposed, left = run(weights, draft, numerics)
     assert len(left) > 100
-    tools = emulated("sm_90", tmp_path)
+    tools = emulated(arch, tmp_path)
     ops = replace(chosen_ops(tools, Selection(VARIANTS)), prefill=DEFINITIONS)
     binder = Binder(StepLinear(tools), StepExperts(tools), ops)
     fast, fast_draft = binder.bind(weights), binder.bind(draft)
     assert fast.ops is not NO_KERNELS
     assert binder.bound.left == {}
-    found, found_proposal, left = run(fast, fast_draft)
+    found, found_proposal, left = run(fast, fast_draft, numerics)
     confidence = (1, CONFIG.hidden_size + CONFIG.draft.markov_rank)
     assert left == [confidence] * CONFIG.draft.block_size
     assert (found - wanted).norm() <= NEAR * wanted.norm()
