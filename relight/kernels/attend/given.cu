@@ -21,14 +21,34 @@ extern __shared__ uint4 room[];  // queries [ROOM][ROW_CHUNKS], keys [KEYS][ROW_
 D int twist(int row) { return (row & 6) ^ (row & 1) << 2; }
 D int spot(int row, int chunk) { return row * ROW_CHUNKS + (chunk ^ twist(row)); }
 
-template <int FORMAT> D void decode(const Stored (&places)[KEYS], uint4* keys) {
-  _Pragma("unroll 4") for (int i = threadIdx.x; i < KEYS * ROW_CHUNKS; i += THREADS) {
-    const int key = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
-    float x[8];
-    if (FORMAT == FP8 && 8 * chunk >= PLAIN) read8<WIDE>(places[key], 8 * chunk, x);
-    else read8<FORMAT>(places[key], 8 * chunk, x);
-    keys[spot(key, chunk)] = make_uint4(pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]), pair_of(x[6], x[7]));
+D constexpr int at_once(int turns) {
+  int most = 8;
+  while (turns % most) most--;
+  return most;
+}
+// Chunks FROM to TO of a block of keys, all of one format. A thread loads several before it stores one: what is loaded may lie
+// anywhere, so no load would pass a store.
+template <int FORMAT, int FROM, int TO> D void decode_chunks(const Stored (&places)[KEYS], uint4* keys) {
+  constexpr int WIDTH = TO - FROM, TURNS = KEYS * WIDTH / THREADS, AT_ONCE = at_once(TURNS);
+  static_assert(KEYS * WIDTH == TURNS * THREADS, "threads share them evenly");
+  _Pragma("unroll 1") for (int turn = 0; turn < TURNS; turn += AT_ONCE) {
+    uint4 v[AT_ONCE];
+    UNROLL for (int k = 0; k < AT_ONCE; k++) {
+      const int i = (turn + k) * THREADS + threadIdx.x;
+      float x[8];
+      read8<FORMAT>(places[i / WIDTH], (FROM + i % WIDTH) * 8, x);
+      v[k] = make_uint4(pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]), pair_of(x[6], x[7]));
+    }
+    UNROLL for (int k = 0; k < AT_ONCE; k++) {
+      const int i = (turn + k) * THREADS + threadIdx.x;
+      keys[spot(i / WIDTH, FROM + i % WIDTH)] = v[k];
+    }
   }
+}
+template <int FORMAT> D void decode(const Stored (&places)[KEYS], uint4* keys) {
+  constexpr int END = FORMAT == FP8 ? PLAIN / 8 : ROW_CHUNKS;
+  if constexpr (END > 0) decode_chunks<FORMAT, 0, END>(places, keys);
+  if constexpr (END < ROW_CHUNKS) decode_chunks<WIDE, END, ROW_CHUNKS>(places, keys);
 }
 
 // Of 16 heads and 32 keys: of head acc_row(i) and key 8 n + acc_token(i) in [n][i].
@@ -150,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (half == 0 && lane_quarter() == 0)
     UNROLL for (int h = 0; h < 2; h++) tops[head + lane_row() + 8 * h] = top[h];
   __syncthreads();
-  if (thread < HEADS) sums[0][thread] = add(below, expf(sink[thread] - tops[thread]));
+  if (thread < HEADS) sums[0][thread] = __fdiv_rn(1.f, add(below, expf(sink[thread] - tops[thread])));
   __syncthreads();
   if (warp_id() >= CHUNKS) return;
   UNROLL for (int t = 0; t < TILES; t++)
@@ -159,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       if (mine >= HEADS) continue;
       u32 out[4];
       UNROLL for (int j = 0; j < 8; j += 2)
-        out[j / 2] = rounded_pair(__fdiv_rn(total[t][j][i], sums[0][mine]), __fdiv_rn(total[t][j + 1][i], sums[0][mine]));
+        out[j / 2] = rounded_pair(total[t][j][i] * sums[0][mine], total[t][j + 1][i] * sums[0][mine]);
       *(uint4*)(y + mine * DIM + CHUNK * warp_id() + 8 * acc_token(i)) = make_uint4(out[0], out[1], out[2], out[3]);
     }
 }
