@@ -26,9 +26,9 @@ from relight.engine.sampler import (
     allowed_words,
     is_cut,
     names_tokens,
-    scored,
     signed,
 )
+from relight.engine.scores import RecordedScores
 from relight.kernels.device import upload
 from relight.kernels.record import Recorder, Replay
 from relight.kernels.sample import Adjustments, Penalties, SampleParams, sample
@@ -111,15 +111,18 @@ class RecordedDraws:
         # Line 0 lets all tokens through: that of draws without a mask.
         words = (most + 1, -(-vocab // 32))
         self._masks = torch.full(words, -1, dtype=torch.int32, device=device)
+        self.scores = RecordedScores(logits, self._tokens)
         self._recorded: dict[tuple[int, Kind], Replay] = {}
         self.num_replays = 0
 
     def record(self, count: int, recorder: Recorder) -> None:
-        """From now on so many draws of each kind are replayed. Raises as `Recorder.record`."""
+        """From now on so many draws of each kind are replayed, and what is told of so many. Raises
+        as `Recorder.record`."""
         for kind in KINDS:
             if (count, kind) not in self._recorded:
                 self._table.clear()  # greedy draws from row 0 for slot 0, counted nowhere
                 self._recorded[count, kind] = recorder.record(partial(self._run, count, kind))
+        self.scores.record(count, recorder)
 
     def draw(self, draws: Sequence[Draw], rows: Sequence[int]) -> Sampled:
         """One token for each of `rows` of the logits. They lie at one place until the next call."""
@@ -138,7 +141,7 @@ class RecordedDraws:
                 self._table.fill(self._lines(draws, rows, numbers), count)
                 self._recorded[count, kind]()
                 self.num_replays += 1
-        return scored(draws, self._logits, self._tokens[: len(draws)], rows)
+        return self.scores.told(draws, rows)
 
     def _draw_eagerly(
         self, draws: Sequence[Draw], rows: Sequence[int], numbers: Sequence[int]

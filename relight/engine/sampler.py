@@ -271,17 +271,22 @@ def _otherwise(mask: Mask | None) -> bytes:
     return mask.allowed if mask.after is None else mask.otherwise
 
 
+def asked_scores(draws: Sequence[Draw]) -> tuple[tuple[int, int], ...]:
+    """Which draws ask for log probabilities, and of how many of the best."""
+    return tuple(
+        (number, count)
+        for number, draw in enumerate(draws)
+        if (count := draw.sampling.logprobs) is not None
+    )
+
+
 def scored(
     draws: Sequence[Draw], logits: Tensor, tokens: Tensor, rows: Sequence[int] | None = None
 ) -> Sampled:
     """With log probabilities by the logits as the model gave them: those of draw i are row
     `rows[i]`, None: row i. The most that a row asks for is looked up for all: the order of the best
     is fixed, so a row's own are how they begin."""
-    asked = tuple(
-        (number, count)
-        for number, draw in enumerate(draws)
-        if (count := draw.sampling.logprobs) is not None
-    )
+    asked = asked_scores(draws)
     if not asked:
         return Sampled(tokens)
     drawn = upload([number for number, _ in asked], logits.device)

@@ -13,6 +13,7 @@ from relight.base.types import SamplingParams
 from relight.engine.draws import KINDS, Kind, RecordedDraws, kind_of
 from relight.engine.plan import Draw, Mask, SetCounts
 from relight.engine.sampler import Sampler, read
+from relight.engine.scores import MOST_TOLD
 from relight.kernels.record import Recorder, recorder
 from relight.kernels.testing import assert_bits_equal
 from tests.engine.tape import Operations, Tape
@@ -42,6 +43,7 @@ SAMPLINGS = [
     params(stop_token_ids=(1, 2, 3), min_tokens=4, frequency_penalty=0.1),
     params(forced=(5, 5, 39), temperature=0.0),
     params(logprobs=3),
+    params(logprobs=MOST_TOLD + 1, temperature=0.0),
     params(logprobs=0, top_p=0.5, presence_penalty=0.5),
 ]
 
@@ -157,6 +159,7 @@ def test_any_draws_are_those_of_the_sampler(device: str, seed: int) -> None:
         for _ in range(10):
             both.step(*some_draws(pick, samplings, made), some_logits(pick))
     assert both.recorded.num_replays > 30
+    assert both.recorded.scores.num_replays > 0
 
 
 def test_the_end_of_a_budget_hangs_on_nothing_that_its_step_draws_behind_it(device: str) -> None:
