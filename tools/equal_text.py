@@ -89,7 +89,7 @@ def main() -> None:
     before = known(args.out, args.go_on)
     found = compare(arms(), base, requests(args.tokens), args.out, before)
     for name, vocab in DRAFTED.items():
-        some = requests(args.tokens, vocab)
+        some = requests(args.tokens // 2, vocab)[:4]  # by definitions, which take long
         found = compare(drafted_arms(name), base, some, args.out, found["arms"])
     sys.exit(0 if all(arm["equal"] for arm in found["arms"].values()) else 1)
 
