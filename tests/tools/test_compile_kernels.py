@@ -19,7 +19,7 @@ SPILLS = {
     "experts fp4 by 32 gate-up K=5120 to bf16": 172,
     "experts fp4 given gate-up to bf16": 8,
     "experts fp4 by 32 given gate-up to bf16": 8,
-    "experts fp4 by 32 given down to bf16": 16,
+    "experts fp4 by 32 given down to bf16": 32,
     "linear fp8 K=1024 rows<=16 to bf16": 32,
     "linear fp8 K=8192 rows<=16 to bf16": 32,
 }

@@ -18,7 +18,7 @@ from relight.kernels.trials import EXPERTS_TOLERANCE, fp4_stack, tokens
 from tools.emulate import emulated
 
 CPU, F32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
-COUNT, WIDTH, INNER, SLOTS, LIMIT = 5, 512, 128, 2, 10.0
+COUNT, WIDTH, INNER, SLOTS, LIMIT = 5, 384, 128, 2, 10.0
 
 pytestmark = [
     pytest.mark.slow,
@@ -152,7 +152,7 @@ def product(tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
     order = pairs.order.long()
     launch: Launch = tools.load(given.down(tools.form, F32, w.act_block), given.THREADS)
     (_, outputs, packed), found = w.data.shape, torch.full((len(x), w.data.shape[1]), float("nan"))
-    grid = (outputs // given.TILE_OUTPUTS, pairs.most_tiles)
+    grid = (-(-outputs // given.TILE_OUTPUTS), pairs.most_tiles)
     shape = (2 * packed, outputs, 0, outputs)
     where = (pairs.order, pairs.tiles, pairs.num_tiles)
     launch(grid, w.data, w.scale, codes[order], scales[order], *where, found, *shape)

@@ -100,7 +100,7 @@ D void put(float* p, float v) { *p = v; }
 
 template <int N>
 D void down(Rows& rows, const Quarter& now, const u8* x, const float* sx, int units, const int* pairs, int count, Out* d,
-            int columns, Room& room) {
+            int columns, int outputs, Room& room) {
   Sums<N> total = {};
   product<N>(total, rows, now, x, sx, units, room);
   Out* values = (Out*)room.x;
@@ -117,14 +117,14 @@ D void down(Rows& rows, const Quarter& now, const u8* x, const float* sx, int un
     for (int token = begin + warp_id(); token < min(count, begin + AT_ONCE); token += WARPS) {
       const uint4* from = (const uint4*)(values + (token - begin) * LEFT);
       uint4* to = (uint4*)(d + (i64)pairs[token] * columns);
-      for (int i = lane_id(); i < ROWS * (int)sizeof(Out) / 16; i += 32) to[i] = from[i];
+      for (int i = lane_id(); i < outputs * (int)sizeof(Out) / 16; i += 32) to[i] = from[i];
     }
     __syncthreads();
   }
 }
 
 // w [E, N, K / 2] with scales [E, N, K / 32]; h [P, K] E4M3 with sh [P, K / BLOCK], in the order of tiles. d [P, columns]: of each
-// pair rows first .. first + columns of w. Grid: columns / 256, tiles that there can be.
+// pair rows first .. first + columns of w, a multiple of 128. Grid: columns / 256, rounded up, tiles that there can be.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     given_down(const u8* w, const u8* ws, const u8* h, const float* sh, const int* order, const Tile* tiles, const int* num_tiles,
                Out* d, int K, int N, int first, int columns) {
@@ -133,8 +133,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   wait_for_previous();
   const Tile tile = tiles[blockIdx.y];
   if ((int)blockIdx.y >= *num_tiles) return;
-  const int units = K / 128;
-  const i64 at = my_token(tile), row = (i64)tile.expert * N + first + blockIdx.x * ROWS + warp_id() * 32 + brought_row();
+  const int units = K / 128, begin = blockIdx.x * ROWS, outputs = min(columns - begin, ROWS);
+  const int mine = warp_id() * 32 < outputs ? warp_id() * 32 : 0;  // those behind the last repeat the first, and are dropped
+  const i64 at = my_token(tile), row = (i64)tile.expert * N + first + begin + mine + brought_row();
   Rows rows;
   UNROLL for (int t = 0; t < TILES; t++) {
     rows.w[t] = w + (row + t * 16) * (K / 2);
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if ((threadIdx.x & 3) == 0) pairs[threadIdx.x >> 2] = order[at];
   const u8* from = h + at * K + (threadIdx.x & 3) * 32;
   const float* scales = sh + at * units * SCALES + (threadIdx.x & SCALES - 1);
-#define WORK(N) down<N>(rows, now, from, scales, units, pairs, tile.count, d + blockIdx.x * ROWS, columns, room);
+#define WORK(N) down<N>(rows, now, from, scales, units, pairs, tile.count, d + begin, columns, outputs, room);
   WITH_COLUMNS(tile.count, WORK)
 }
 #endif

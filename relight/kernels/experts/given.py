@@ -22,10 +22,8 @@ TILE_PAIRS, TILE_OUTPUTS, THREADS = 64, 256, 256
 """TOKENS, ROWS and THREADS of the source."""
 
 UNIT = 128
-"""Values of K that are asked for at once."""
-
-HIDDEN = 128
-"""Hidden values of a row that a block makes and rounds."""
+"""Values of K that are asked for at once, and hidden values of a row that a block makes and
+rounds."""
 
 ACT_BLOCKS = (128, 32)
 """Values of a token that share a scale: V4's and V4.1's."""
@@ -47,7 +45,7 @@ rows and 35 MB of rounded input."""
 
 def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
     """Why these experts cannot go through these kernels; empty if they can."""
-    for w, outputs in ((w1, HIDDEN), (w3, HIDDEN), (w2, TILE_OUTPUTS)):
+    for w in (w1, w3, w2):
         if not isinstance(w, StackedFp4):
             return "they are not FP4"
         if w.act_block not in ACT_BLOCKS or w.act_block != w1.act_block:
@@ -56,8 +54,8 @@ def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
         count, rows, packed = w.data.shape
         if count > MOST_EXPERTS:
             return f"they are {count}, more than {MOST_EXPERTS}"
-        if rows % outputs or 2 * packed % UNIT:
-            return f"they map {2 * packed} values to {rows}, no multiples of {UNIT} and {outputs}"
+        if rows % UNIT or 2 * packed % UNIT:
+            return f"they map {2 * packed} values to {rows}, no multiples of {UNIT}"
         if w.data.data_ptr() % 16 or w.scale.data_ptr() % 4:
             return "they do not begin at whole 16 bytes"
         if not (w.data.is_contiguous() and w.scale.is_contiguous()):
@@ -174,7 +172,7 @@ class GivenExperts:
         hidden = codes.new_empty((pairs.count, inner))
         hidden_scales = scales.new_empty((pairs.count, inner // w1.act_block))
         tools.load(gate_up(tools.form, boundary, w1.act_block), THREADS)(
-            (inner // HIDDEN, pairs.most_tiles),
+            (inner // UNIT, pairs.most_tiles),
             w1.data,
             w3.data,
             w1.scale,
@@ -211,7 +209,7 @@ class GivenExperts:
         add_up = tools.load(sum_columns(tools.form, boundary), THREADS)
         for first in range(0, width, columns):
             multiply(
-                (columns // TILE_OUTPUTS, pairs.most_tiles),
+                (-(-columns // TILE_OUTPUTS), pairs.most_tiles),
                 w2.data,
                 w2.scale,
                 codes,

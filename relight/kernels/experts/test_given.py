@@ -79,11 +79,11 @@ class Noting:
 
 
 def test_the_grid_holds_all_tiles_that_there_can_be() -> None:
-    up, down, tools = stack(200, 128, 512), stack(200, 512, 128), Noting()
-    x, ids = torch.zeros(100, 512, dtype=BF16), torch.arange(6).expand(100, 6)
+    up, down, tools = stack(200, 128, 384), stack(200, 384, 128), Noting()
+    x, ids = torch.zeros(100, 384, dtype=BF16), torch.arange(6).expand(100, 6)
     fast = GivenExperts(tools)  # type: ignore[arg-type]
     y = fast.experts(x, ids, torch.rand(100, 6), up, up, down, 10.0, BF16)
-    assert (y.shape, y.dtype) == ((100, 512), F32)
+    assert (y.shape, y.dtype) == ((100, 384), F32)
     assert tools.launched == [
         ("group", (200, 1)),
         ("given_gate_up", (1, 600 // 64 + 200)),
