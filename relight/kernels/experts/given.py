@@ -5,6 +5,8 @@ The host never learns which experts were chosen: pairs (a row with one of its sl
 order on the device, and the grid is as large as tiles can be many; blocks without a tile leave.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,6 @@ from relight.kernels.build import Kernel, Macros
 from relight.kernels.codec import StackedFp4, StackedWeight
 from relight.kernels.experts.step import NAN_SCALE
 from relight.kernels.forms import Form
-from relight.kernels.linear.cuda import quantising
 from relight.kernels.toolbox import Toolbox
 
 SOURCE, AROUND = "experts/given.cu", "experts/group.cu"
@@ -89,8 +90,10 @@ def down(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
 def _product(
     what: str, entry: str, form: Form, boundary: torch.dtype, act_block: int, *, paired: bool
 ) -> Kernel:
+    if act_block == 32 and not form.bf16:
+        form = replace(form, number=70)  # which SM75 has, too: four scales need fewer registers
     macros: Macros = (
-        *_around(quantising(form, act_block), boundary),
+        *_around(form, boundary),
         ("FORMAT", 4),
         ("BLOCK", act_block),
         ("X_BYTES", 1),
