@@ -11,6 +11,23 @@ constexpr int HC = 4, INNER = HC * WIDTH, SLICE = 128, SPLITS = INNER / SLICE, P
 constexpr int PART_WARPS = 8, OWN = (OUTPUTS + PART_WARPS - 1) / PART_WARPS;
 static_assert(SPLITS % WARPS == 0 && OUTPUTS < PARTS, "warps share slices evenly; the sum of squares comes behind the outputs");
 
+// Four sums over the lanes of a warp, each the tree of lanes_tree: lanes that a step makes idle go on with another sum, so there are
+// six shuffles, not twenty. Eight neighbouring lanes end with one of them.
+static_assert(OWN < 4, "sums of outputs, and that of squares");
+D float four_trees(const float (&v)[4]) {
+  const bool upper = lane_id() & 16, second = lane_id() & 8;
+  float half[2];
+  UNROLL for (int i = 0; i < 2; i++) {
+    const float other = __shfl_xor_sync(~0u, upper ? v[2 * i] : v[2 * i + 1], 16);
+    half[i] = add(upper ? v[2 * i + 1] : v[2 * i], other);
+  }
+  const float other = __shfl_xor_sync(~0u, second ? half[0] : half[1], 8);
+  float sum = add(second ? half[1] : half[0], other);
+  UNROLL for (int apart = 4; apart; apart >>= 1) sum = add(sum, __shfl_xor_sync(~0u, sum, apart));
+  return sum;
+}
+D int its_tree() { return (lane_id() >> 2 & 2) | lane_id() >> 4; }
+
 // streams [n, HC, WIDTH], fn [OUTPUTS, INNER] -> parts [n, SPLITS, PARTS]: of each slice the outputs, then the sum of squares.
 // Grid: SPLITS, then blocks that take turns in rows.
 extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
@@ -32,20 +49,24 @@ extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
     float v[2][2];
     read_pair(x, v[0]);
     read_pair(x + 2, v[1]);
+    float s[4] = {};
     UNROLL for (int o = 0; o < OWN; o++) {
-      const int output = o * PART_WARPS + warp_id();
-      float s = mul(v[0][0], w[o][0]);
-      s = fmaf(v[0][1], w[o][1], s);
-      s = fmaf(v[1][0], w[o][2], s);
-      s = lanes_tree(fmaf(v[1][1], w[o][3], s));
-      if (lane_id() == 0 && output < OUTPUTS) part[output] = s;
+      s[o] = mul(v[0][0], w[o][0]);
+      s[o] = fmaf(v[0][1], w[o][1], s[o]);
+      s[o] = fmaf(v[1][0], w[o][2], s[o]);
+      s[o] = fmaf(v[1][1], w[o][3], s[o]);
     }
     if (warp_id() == 0) {
-      float s = mul(v[0][0], v[0][0]);
-      s = fmaf(v[0][1], v[0][1], s);
-      s = fmaf(v[1][0], v[1][0], s);
-      s = lanes_tree(fmaf(v[1][1], v[1][1], s));
-      if (lane_id() == 0) part[OUTPUTS] = s;
+      s[OWN] = mul(v[0][0], v[0][0]);
+      s[OWN] = fmaf(v[0][1], v[0][1], s[OWN]);
+      s[OWN] = fmaf(v[1][0], v[1][0], s[OWN]);
+      s[OWN] = fmaf(v[1][1], v[1][1], s[OWN]);
+    }
+    const float sum = four_trees(s);
+    const int output = its_tree() * PART_WARPS + warp_id();
+    if ((lane_id() & 7) == 0) {
+      if (its_tree() < OWN && output < OUTPUTS) part[output] = sum;
+      if (its_tree() == OWN && warp_id() == 0) part[OUTPUTS] = sum;
     }
   }
 }
