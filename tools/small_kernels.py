@@ -11,21 +11,21 @@ from relight.base.formats import RowFormat, index_row, kv_row
 from relight.base.numerics import Family
 from relight.kernels import hyper, store
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, Own, Raw, StepCompress
+from relight.kernels.compress.rows import Groups, Own, Raw, RowCompress
 from relight.kernels.experts import swiglu
-from relight.kernels.experts.shared import StepShared
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.experts.shared import RowShared
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.rope import rotate
 from relight.kernels.route import route
-from relight.kernels.route.step import StepRoute
+from relight.kernels.route.rows import RowRoute
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams, sample
 from relight.kernels.sample.step import StepSample
-from relight.kernels.store.step import StepStore
+from relight.kernels.store.rows import RowStore
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.vectors import StepVectors
+from relight.kernels.vectors import RowVectors
 
 BF16 = torch.bfloat16
 EPS = 1e-6
@@ -68,7 +68,7 @@ def given_pairs(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
 
 
 def _hyper(tools: Toolbox, device: torch.device, rows: int, family: Family) -> list[Pair]:
-    fast = StepHyper(tools)
+    fast = RowHyper(tools)
     streams = torch.randn(rows, HC, WIDTH, device=device).to(BF16)
     out = streams[:, 0].contiguous()
     fn = torch.randn(24, HC * WIDTH, device=device) / WIDTH**0.5
@@ -98,7 +98,7 @@ def _hyper(tools: Toolbox, device: torch.device, rows: int, family: Family) -> l
 
 
 def _vectors(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
-    fast = StepVectors(tools)
+    fast = RowVectors(tools)
     low, kv = (torch.randn(rows, width, device=device).to(BF16) for width in (1024, KV))
     q = torch.randn(rows, HEADS, KV, device=device).to(BF16)
     index_q = torch.randn(rows, HEADS, INDEX, device=device).to(BF16)
@@ -148,7 +148,7 @@ def _compressor(
     tools: Toolbox, device: torch.device, rows: int, ratio: int, stored: RowFormat
 ) -> Pair:
     """Every row closes a group, of a slot of its own."""
-    fast, halves, dim = StepCompress(tools), 2 if ratio == 4 else 1, stored.dim
+    fast, halves, dim = RowCompress(tools), 2 if ratio == 4 else 1, stored.dim
     members, channels = halves * ratio, halves * dim
     slots, ring_rows = torch.arange(rows, device=device), members + 16
     ring = torch.randn(rows, ring_rows, 2 * channels, device=device)
@@ -179,7 +179,7 @@ def _given_compressor(
     tools: Toolbox, device: torch.device, rows: int, ratio: int, stored: RowFormat
 ) -> Pair:
     """Groups are read as they were projected, and the last rows are kept."""
-    fast, halves, dim = StepCompress(tools), 2 if ratio == 4 else 1, stored.dim
+    fast, halves, dim = RowCompress(tools), 2 if ratio == 4 else 1, stored.dim
     members, channels = halves * ratio, halves * dim
     ring = torch.randn(1, members + 16, 2 * channels, device=device)
     values, gates = torch.randn(2, rows, channels, device=device)
@@ -211,7 +211,7 @@ def _given_compressor(
 
 
 def _copying(tools: Toolbox, device: torch.device, rows: int) -> Pair:
-    fast = StepStore(tools)
+    fast = RowStore(tools)
     source, target = (Rows.empty(kv_row(KV, 64), rows, device) for _ in range(2))
     at = torch.arange(rows, device=device)
     given = (source, at, target, at.flip(0))
@@ -219,7 +219,7 @@ def _copying(tools: Toolbox, device: torch.device, rows: int) -> Pair:
 
 
 def _shared(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
-    fast = StepShared(tools)
+    fast = RowShared(tools)
     gate, up = torch.randn(2, rows, 2048, device=device).to(BF16)
     routed = torch.randn(rows, WIDTH, device=device)
     out = routed.to(BF16)
@@ -242,7 +242,7 @@ def _shared(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
 def _routing(tools: Toolbox, device: torch.device, rows: int) -> Pair:
     logits, bias = torch.randn(rows, 256, device=device), torch.randn(256, device=device)
     how = {"bias": bias, "table": None, "token_ids": None}
-    router = StepRoute(tools)
+    router = RowRoute(tools)
     return Pair(
         "routing",
         1,

@@ -9,14 +9,14 @@ from torch import Tensor
 from relight.base.formats import compressed_row_v41, index_row
 from relight.kernels import engram, hyper, store
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, Raw, StepCompress
-from relight.kernels.engram.step import StepEngram
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.compress.rows import Groups, Raw, RowCompress
+from relight.kernels.engram.rows import RowEngram
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.rope import rotate
 from relight.kernels.rows import Rows
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.vectors import StepVectors
+from relight.kernels.vectors import RowVectors
 from tools.small_kernels import Pair
 
 BF16 = torch.bfloat16
@@ -35,7 +35,7 @@ def pairs_v41(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
 
 
 def _streams(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
-    fast, norm = StepHyper(tools), torch.rand(WIDTH, device=device)
+    fast, norm = RowHyper(tools), torch.rand(WIDTH, device=device)
     streams = torch.randn(rows, HC, WIDTH, device=device).to(BF16)
     pre = torch.rand(rows, HC, device=device)
 
@@ -50,7 +50,7 @@ def _streams(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
 
 def _entries(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
     """Every row closes a group, of a slot of its own."""
-    fast, compress = StepVectors(tools), StepCompress(tools)
+    fast, compress = RowVectors(tools), RowCompress(tools)
     latent = torch.randn(rows, KV, device=device).to(BF16)
     key = torch.randn(rows, INDEX, device=device).to(BF16)
     weight, turn = torch.rand(KV, device=device), torch.rand(32, device=device)
@@ -113,17 +113,17 @@ def _table(device: torch.device) -> _Table:
 
 
 def _ngrams(tools: Toolbox, device: torch.device, rows: int) -> list[Pair]:
-    fast, t = StepEngram(tools), _table(device)
+    fast, t = RowEngram(tools), _table(device)
     classes = torch.randint(99_092, (rows, ORDERS), device=device)
     streams = torch.randn(rows, HC, WIDTH, device=device).to(BF16)
     mapped = torch.randn(rows, (HC + 1) * WIDTH, device=device).to(BF16)
     gain = torch.randn(HC, WIDTH, device=device)
 
-    def found(kernels: StepEngram | None) -> Tensor:
+    def found(kernels: RowEngram | None) -> Tensor:
         places = engram.table_rows(classes, t.factors, t.primes, kernels)
         return engram.gather(t.data, t.scale, places, BF16, kernels)
 
-    def gate(kernels: StepEngram | None) -> Tensor:
+    def gate(kernels: RowEngram | None) -> Tensor:
         return engram.gate(streams, mapped, gain, EPS, BF16, kernels)
 
     return [

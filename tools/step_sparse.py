@@ -13,7 +13,7 @@ from relight.kernels.attend import cuda as attend_cuda
 from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.index import Asked
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
 from relight.kernels.toolbox import Toolbox
@@ -64,7 +64,7 @@ def given_cases(tools: Toolbox, device: torch.device) -> Iterator[Case]:
         yield Case(f"given attend {name}, {WINDOW} + {CHOSEN} keys", GIVEN_ROWS, nbytes, [run])
     for context in CONTEXTS:
         count = context // RATIO
-        asked, fast = given_asked(count, device), StepIndex(tools)
+        asked, fast = given_asked(count, device), RowIndex(tools)
         nbytes = count * (asked.keys.format.bytes + 8)
         scores, both = partial(fast.scores, asked), partial(fast.select, asked, CHOSEN)
         yield Case(f"given index scores, {context:,} tokens", GIVEN_ROWS, nbytes, [scores])
@@ -127,7 +127,7 @@ def indexer(
     tools: Toolbox, rows: int, keys: Rows, count: int
 ) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
     """The scores alone, and with what is chosen of them, of rows of as many sequences."""
-    fast, device = StepIndex(tools), keys.data.device
+    fast, device = RowIndex(tools), keys.data.device
     q = fp4_grid(torch.randn(rows, 64, 128, device=device))
     weights = torch.randn(rows, 64, device=device)
     visible = torch.full((rows,), count, device=device)

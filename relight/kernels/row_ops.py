@@ -7,18 +7,18 @@ from relight.base.numerics import Family
 from relight.kernels.attend import FastAttend
 from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
-from relight.kernels.compress.step import StepCompress
-from relight.kernels.engram.step import StepEngram
-from relight.kernels.experts.shared import StepShared
-from relight.kernels.hyper.step import StepHyper
-from relight.kernels.index.step import StepIndex
-from relight.kernels.route.step import StepRoute
+from relight.kernels.compress.rows import RowCompress
+from relight.kernels.engram.rows import RowEngram
+from relight.kernels.experts.shared import RowShared
+from relight.kernels.hyper.rows import RowHyper
+from relight.kernels.index.rows import RowIndex
+from relight.kernels.route.rows import RowRoute
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
-from relight.kernels.store.step import StepStore
+from relight.kernels.store.rows import RowStore
 from relight.kernels.streams import SideStream
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.vectors import StepVectors
+from relight.kernels.vectors import RowVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class RowOps:
     stored, `store` moves what is stored. `side`: where the shared expert runs beside the routed
     ones."""
 
-    hyper: StepHyper | None = None
-    vectors: StepVectors | None = None
-    store: StepStore | None = None
-    compress: StepCompress | None = None
-    route: StepRoute | None = None
-    shared: StepShared | None = None
+    hyper: RowHyper | None = None
+    vectors: RowVectors | None = None
+    store: RowStore | None = None
+    compress: RowCompress | None = None
+    route: RowRoute | None = None
+    shared: RowShared | None = None
     attend: FastAttend | None = None
-    index: StepIndex | None = None
-    engram: StepEngram | None = None
+    index: RowIndex | None = None
+    engram: RowEngram | None = None
     side: SideStream | None = None
 
 
@@ -77,13 +77,13 @@ def _chosen(selection: Selection, family: Family) -> frozenset[str]:
 
 def _row_ops(tools: Toolbox, chosen: frozenset[str]) -> RowOps:
     return RowOps(
-        hyper=StepHyper(tools) if "hyper" in chosen else None,
-        vectors=StepVectors(tools, chosen),
-        store=StepStore(tools) if "store" in chosen else None,
-        compress=StepCompress(tools) if "compress" in chosen else None,
-        route=StepRoute(tools) if "route" in chosen else None,
-        shared=StepShared(tools) if "experts" in chosen else None,
+        hyper=RowHyper(tools) if "hyper" in chosen else None,
+        vectors=RowVectors(tools, chosen),
+        store=RowStore(tools) if "store" in chosen else None,
+        compress=RowCompress(tools) if "compress" in chosen else None,
+        route=RowRoute(tools) if "route" in chosen else None,
+        shared=RowShared(tools) if "experts" in chosen else None,
         attend=StepAttend(tools) if "attend" in chosen else None,
-        index=StepIndex(tools) if "index" in chosen else None,
-        engram=StepEngram(tools) if "engram" in chosen else None,
+        index=RowIndex(tools) if "index" in chosen else None,
+        engram=RowEngram(tools) if "engram" in chosen else None,
     )

@@ -11,17 +11,17 @@ from relight.kernels.attend import Keys, attend, cuda
 from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked, reference
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.launch import MOST_ROWS
 from relight.kernels.quant import fp4_grid
-from relight.kernels.store.step import StepStore
+from relight.kernels.store.rows import RowStore
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_small import EPS, randoms
 from relight.kernels.trials_sparse import TO_BF16, TO_F32, filled, listed
-from relight.kernels.vectors import StepVectors
+from relight.kernels.vectors import RowVectors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def test_attention_of_a_chunk(device_tools: Toolbox, kernels: type[GivenAttend])
 def test_entries_chosen_by_a_chunk(device_tools: Toolbox) -> None:
     """Of two sequences: blocks take more entries than those of few rows."""
     counts, entries, k = (700, 0, 500), 32_768, 512
-    rows, fast = sum(counts), StepIndex(device_tools)
+    rows, fast = sum(counts), RowIndex(device_tools)
     sequence = torch.tensor([0] * 700 + [2] * 500, device=DEVICE)
     asked = Asked(
         fp4_grid(torch.randn(rows, 64, 128, device=DEVICE)),
@@ -90,7 +90,7 @@ def test_streams_of_a_chunk(device_tools: Toolbox) -> None:
     streams = randoms(rows, 4, width, device=DEVICE, dtype=boundary)
     fn = torch.randn(24, 4 * width, device=DEVICE) / width**0.5
     given = (fn, torch.randn(24, device=DEVICE), torch.rand(3, device=DEVICE), None)
-    norm, fast = torch.rand(width, device=DEVICE), StepHyper(device_tools)
+    norm, fast = torch.rand(width, device=DEVICE), RowHyper(device_tools)
 
     def read(some: slice) -> tuple[Tensor, ...]:
         own = streams[some]
@@ -103,7 +103,7 @@ def test_streams_of_a_chunk(device_tools: Toolbox) -> None:
 
 
 def test_rows_are_moved_byte_by_byte(device_tools: Toolbox) -> None:
-    fast, count = StepStore(device_tools), 3000
+    fast, count = RowStore(device_tools), 3000
     source = filled(kv_row(512, 64), count, DEVICE)
     found, wanted = (filled(kv_row(512, 64), count, DEVICE) for _ in range(2))
     at, to = (torch.randperm(count, device=DEVICE) for _ in range(2))
@@ -123,8 +123,8 @@ def test_more_elements_than_32_bits_count(device_tools: Toolbox) -> None:
     q = torch.zeros(rows, 64, 512, dtype=boundary, device=DEVICE)
     q[-3:] = last
     at, turn = torch.arange(rows, device=DEVICE), torch.rand(32, device=DEVICE)
-    turned = StepVectors(device_tools).queries(q, EPS, at, turn)
-    wanted = StepVectors(device_tools).queries(last, EPS, at[-3:].clone(), turn)
+    turned = RowVectors(device_tools).queries(q, EPS, at, turn)
+    wanted = RowVectors(device_tools).queries(last, EPS, at[-3:].clone(), turn)
     assert_bits_equal(turned[-3:], wanted, "queries")
     del turned
     window, sink = filled(kv_row(512, 64), 90, DEVICE), torch.randn(64, device=DEVICE)

@@ -19,21 +19,21 @@ from relight.kernels.attend import Keys
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.block import block_of
 from relight.kernels.build import Kernel
-from relight.kernels.compress.step import Groups, Raw, StepCompress
-from relight.kernels.experts.shared import StepShared
+from relight.kernels.compress.rows import Groups, Raw, RowCompress
+from relight.kernels.experts.shared import RowShared
 from relight.kernels.forms import Form, form_of
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.launch import MOST_ROWS
-from relight.kernels.route.step import StepRoute
+from relight.kernels.route.rows import RowRoute
 from relight.kernels.row_ops import NO_KERNELS, chosen_ops
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
-from relight.kernels.store.step import StepStore
-from relight.kernels.vectors import INDEX_QUERIES, NORM, QUERIES, StepVectors, way_into
+from relight.kernels.store.rows import RowStore
+from relight.kernels.vectors import INDEX_QUERIES, NORM, QUERIES, RowVectors, way_into
 
 CPU = torch.device("cpu")
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
@@ -61,7 +61,7 @@ def some(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
-    fast, streams, f32 = StepHyper(tools), some(17, 4, 4096), {"dtype": F32}
+    fast, streams, f32 = RowHyper(tools), some(17, 4, 4096), {"dtype": F32}
     given = (some(24, 4 * 4096, **f32), some(24, **f32), some(3, **f32), None, some(4096, **f32))
     mix, x = fast.mix_and_read(streams, *given, iterations=20, eps=1e-6, norm_eps=1e-6)
     assert (mix.comb.shape, x.shape) == ((17, 4, 4), (17, 4096))
@@ -75,7 +75,7 @@ def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
 
 
 def test_vectors_are_one_launch_a_way(tools) -> None:
-    fast = StepVectors(tools)
+    fast = RowVectors(tools)
     at, turn, weight = torch.arange(3), torch.zeros(32), torch.ones(512)
     fast.queries(some(3, 64, 512), 1e-6, at, turn)
     fast.index_queries(some(3, 64, 128), at, turn)
@@ -86,7 +86,7 @@ def test_vectors_are_one_launch_a_way(tools) -> None:
 
 
 def test_a_compressor_is_two_launches(tools) -> None:
-    fast, n, stored = StepCompress(tools), 5, kv_row(512, 64)
+    fast, n, stored = RowCompress(tools), 5, kv_row(512, 64)
     ring, rows = some(4, 24, 2048, dtype=F32), Rows.empty(stored, 9, CPU)
     assert fast.takes(ring, 4, rows, 64)
     at, raw = torch.zeros(n, dtype=I64), some(n, 1024, dtype=F32)
@@ -98,8 +98,8 @@ def test_a_compressor_is_two_launches(tools) -> None:
 def test_the_rest_is_a_launch_each_and_a_draw_three(tools) -> None:
     logits, gate = some(2, 256, dtype=F32), some(2, 2048)
     given = {"bias": some(256, dtype=F32), "table": None, "token_ids": None}
-    StepRoute(tools).route(logits, 6, 1.5, **given)
-    shared = StepShared(tools)
+    RowRoute(tools).route(logits, 6, 1.5, **given)
+    shared = RowShared(tools)
     shared.swiglu(gate, gate, 10.0)
     shared.add(gate.float(), gate)
     row, ones = torch.zeros(2, dtype=I64), torch.ones(2)
@@ -109,7 +109,7 @@ def test_the_rest_is_a_launch_each_and_a_draw_three(tools) -> None:
 
 
 def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
-    streams, vectors = StepHyper(tools), StepVectors(tools)
+    streams, vectors = RowHyper(tools), RowVectors(tools)
     assert streams.takes(some(1, 4, 4096), BF16)
     assert not streams.takes(some(1, 4, 4096), F32)
     assert not streams.takes(some(1, 2, 4096), BF16)
@@ -126,7 +126,7 @@ def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
     left = (kv_row(512, 128), float_row(512))
     assert not any(way_into(Rows.empty(stored, 2, CPU)) for stored in left)
     ring = some(4, 24, 2048, dtype=F32)
-    compress = StepCompress(tools)
+    compress = RowCompress(tools)
     assert not compress.takes(ring, 4, Rows.empty(float_row(512), 2, CPU), 64)
     rows = Rows.empty(kv_row(512, 64), 2, CPU)
     assert not compress.takes(ring, 4, rows, 32)
@@ -135,11 +135,11 @@ def test_shapes_that_do_not_fit_are_left_to_the_definitions(tools) -> None:
     assert compress.takes_latents(some(4, 24, 1024, dtype=F32), 2, 512)
     assert not compress.takes_latents(some(4, 24, 1024, dtype=F32), 3, 512)
     assert not compress.takes_latents(some(4, 24, 512, dtype=F32), 2, 256)
-    assert not StepRoute(tools).takes(some(1, 24, dtype=F32), 6)
+    assert not RowRoute(tools).takes(some(1, 24, dtype=F32), 6)
 
 
 def test_what_takes_several_ops_needs_all_of_them(tools) -> None:
-    vectors = StepVectors(tools, frozenset(("norm", "store")))
+    vectors = RowVectors(tools, frozenset(("norm", "store")))
     assert vectors.takes(NORM, some(1, 1024), BF16)
     assert not vectors.takes(QUERIES, some(1, 2, 512), BF16, 64)
     nothing = chosen_ops(tools, Selection()).step
@@ -168,19 +168,19 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
 
     streams, x, one = empty(n, 4, 4096, **bf16), empty(n, 4096, **bf16), empty(n, **i64)
     weights = (empty(24, 4 * 4096, **f32), empty(24, **f32), empty(3, **f32), None)
-    mix, _ = StepHyper(tools).mix_and_read(
+    mix, _ = RowHyper(tools).mix_and_read(
         streams, *weights, empty(4096, **f32), iterations=20, eps=1e-6, norm_eps=1e-6
     )
-    StepHyper(tools).expand(x, streams, mix)
-    StepShared(tools).add(empty(n, 4096, **f32), x)
-    StepVectors(tools).queries(empty(n, 64, 512, **bf16), 1e-6, one, empty(32, **f32))
+    RowHyper(tools).expand(x, streams, mix)
+    RowShared(tools).add(empty(n, 4096, **f32), x)
+    RowVectors(tools).queries(empty(n, 64, 512, **bf16), 1e-6, one, empty(32, **f32))
     raw = empty(n, 1024, **f32)
-    StepCompress(tools).put_raw(
+    RowCompress(tools).put_raw(
         Raw(raw, raw, empty(4, 1024, **f32), one), one, empty(4, 24, 2048, **f32)
     )
-    router = StepRoute(tools)
+    router = RowRoute(tools)
     router.route(empty(n, 256, **f32), 6, 1.5, bias=None, table=one, token_ids=one)
-    store, rows = StepStore(tools), Rows.empty(kv_row(512, 64), 9, torch.device("meta"))
+    store, rows = RowStore(tools), Rows.empty(kv_row(512, 64), 9, torch.device("meta"))
     store.copy(rows, one, rows, one)
     StepAttend(tools).attend(
         empty(n, 64, 512, **bf16), Keys(rows, empty(n, 192, **i64)), empty(64, **f32), 0.1
@@ -196,7 +196,7 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
         one,
         "prefill",
     )
-    StepIndex(tools).select(asked, 512)
+    RowIndex(tools).select(asked, 512)
     covered: dict[str, int] = {}
     for entry, _, (first, second) in tools.launched:
         assert first < 2**31

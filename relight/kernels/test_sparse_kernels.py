@@ -14,7 +14,7 @@ from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
 from relight.kernels.index import Asked, reference
 from relight.kernels.index import candidates as two_level
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
@@ -108,7 +108,7 @@ def asked(counts: tuple[int, ...], entries: int, heads: int = 64) -> dict:
 def test_what_is_chosen_is_the_best_by_the_kernels_own_scores(
     device_tools: Toolbox, entries: int
 ) -> None:
-    given, fast = asked((3, 1, 2), entries), StepIndex(device_tools)
+    given, fast = asked((3, 1, 2), entries), RowIndex(device_tools)
     given["visible"][0] = entries
     scores = fast.scores(Asked(**given, family="step"))
     seen = torch.arange(entries, device=DEVICE) < given["visible"].unsqueeze(1)
@@ -126,7 +126,7 @@ def test_equal_scores_go_to_the_lowest_entry(device_tools: Toolbox) -> None:
     given["places"] %= 3
     given["weights"][1] *= 0.0
     given["visible"].fill_(20_000)
-    found = StepIndex(device_tools).select(Asked(**given, family="step"), k=512)
+    found = RowIndex(device_tools).select(Asked(**given, family="step"), k=512)
     assert torch.equal(found, index.select(Asked(**given, family="step"), k=512))
     assert torch.equal(found[1], torch.arange(512, device=DEVICE))
 
@@ -134,7 +134,7 @@ def test_equal_scores_go_to_the_lowest_entry(device_tools: Toolbox) -> None:
 def test_a_recorded_graph_follows_lengths_and_lists(device_tools: Toolbox) -> None:
     """What a step changes lies on the device: a recording of it goes on being right."""
     given, shape = asked((1, 2), 4000), shapes(device_tools)[0]
-    choose, fast = StepIndex(device_tools), StepAttend(device_tools)
+    choose, fast = RowIndex(device_tools), StepAttend(device_tools)
     window, entries = rings(shape.window, DEVICE), filled(shape.entries, 8192, DEVICE)
     q = torch.randn(3, shape.heads, shape.dim, device=DEVICE).to(shape.dtype)
     near, sink = listed(q, 192, window.count), torch.randn(shape.heads, device=DEVICE)
@@ -162,7 +162,7 @@ def test_a_recorded_graph_follows_lengths_and_lists(device_tools: Toolbox) -> No
 
 
 def test_two_levels_are_the_best_by_the_kernels_own_scores(device_tools: Toolbox) -> None:
-    given, fast = asked((3, 1, 2), 40_000, heads=32), StepIndex(device_tools)
+    given, fast = asked((3, 1, 2), 40_000, heads=32), RowIndex(device_tools)
     given["visible"] = torch.tensor([40_000, 16_390, 16_384, 513, 512, 5], device=DEVICE)
     seen = torch.arange(40_000, device=DEVICE) < given["visible"].unsqueeze(1)
     scores = fast.scores(Asked(**given, family="step")).masked_fill(~seen, float("-inf"))

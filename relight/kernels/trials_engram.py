@@ -6,7 +6,7 @@ from torch import Tensor
 from relight.kernels import engram
 from relight.kernels.canary import Trial
 from relight.kernels.cuda_tools import ENGRAM
-from relight.kernels.engram.step import StepEngram
+from relight.kernels.engram.rows import RowEngram
 from relight.kernels.toolbox import Toolbox
 
 ROWS, TABLE, HC, EPS = 5, 5000, 4, 1e-20
@@ -22,7 +22,7 @@ def engram_trials(tools: Toolbox, device: torch.device, width: int = 5120) -> li
 
 def _found(tools: Toolbox, device: torch.device, boundary: torch.dtype) -> Trial:
     """What a row's classes are hangs on its first value."""
-    fast, (orders, heads, dim) = StepEngram(tools), (4, 8, 64)
+    fast, (orders, heads, dim) = RowEngram(tools), (4, 8, 64)
     factors = torch.randint(2**30, 2**42, (orders,), device=device) * 2 + 1
     primes = torch.randint(150, 200, (orders - 1, heads), device=device)
     table = torch.randint(0, 126, (TABLE, dim), dtype=torch.uint8, device=device)
@@ -54,7 +54,7 @@ def _known(x: Tensor, found: Tensor) -> Tensor:
 
 def _gate(tools: Toolbox, device: torch.device, boundary: torch.dtype, width: int) -> Trial:
     """Rows are streams, then what was mapped."""
-    fast, gain = StepEngram(tools), torch.randn(HC, width, device=device)
+    fast, gain = RowEngram(tools), torch.randn(HC, width, device=device)
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, :HC].contiguous(), x[:, HC:].flatten(1).contiguous()

@@ -22,7 +22,7 @@ from relight.base.numerics import Family
 from relight.kernels import hyper, store
 from relight.kernels.canary import Trial
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, Own, Raw, StepCompress
+from relight.kernels.compress.rows import Groups, Own, Raw, RowCompress
 from relight.kernels.cuda_tools import (
     COMPRESS,
     EXPERTS,
@@ -35,19 +35,19 @@ from relight.kernels.cuda_tools import (
     STORE,
 )
 from relight.kernels.experts import swiglu
-from relight.kernels.experts.shared import StepShared
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.experts.shared import RowShared
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.rope import rotate
 from relight.kernels.route import route
-from relight.kernels.route.step import StepRoute
+from relight.kernels.route.rows import RowRoute
 from relight.kernels.rows import Rows
 from relight.kernels.sample import SampleParams, sample
 from relight.kernels.sample.step import StepSample
-from relight.kernels.store.step import StepStore
+from relight.kernels.store.rows import RowStore
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.vectors import StepVectors
+from relight.kernels.vectors import RowVectors
 
 ROWS = 5
 EPS = 1e-6
@@ -79,7 +79,7 @@ def hyper_trials(
     tools: Toolbox, device: torch.device, boundary: torch.dtype, width: int = 4096
 ) -> list[Trial]:
     """Rows are streams; what a sublayer gives is their first."""
-    fast, hc = StepHyper(tools), 4
+    fast, hc = RowHyper(tools), 4
     fn = torch.randn(24, hc * width, device=device) / width**0.5
     base, scale = torch.randn(24, device=device), torch.rand(3, device=device) + 0.5
     norm = torch.rand(width, device=device) + 0.5
@@ -129,7 +129,7 @@ def hyper_trials(
 
 
 def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -> list[Trial]:
-    fast = StepVectors(tools)
+    fast = RowVectors(tools)
     weight = torch.rand(4096, device=device) + 0.5
     turn = torch.exp(-torch.arange(32, device=device) / 4)
 
@@ -213,9 +213,9 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
 
 def copy_trial(tools: Toolbox, device: torch.device, boundary: torch.dtype) -> Trial:
     """Rows that are moved: packed by the definition on either side."""
-    fast, stored = StepStore(tools), kv_row(512, 64)
+    fast, stored = RowStore(tools), kv_row(512, 64)
 
-    def moved(x: Tensor, kernel: StepStore | None) -> Tensor:
+    def moved(x: Tensor, kernel: RowStore | None) -> Tensor:
         source, target = (Rows.empty(stored, 4 * len(x) + 1, device) for _ in range(2))
         store.put(source, places(x), x)
         store.copy(source, places(x), target, places(x).flip(0), kernel)
@@ -252,7 +252,7 @@ def _compress_trial(
     ratio: int,
     family: Family,
 ) -> Trial:
-    fast, halves, dim = StepCompress(tools), 2 if ratio == 4 else 1, stored.dim
+    fast, halves, dim = RowCompress(tools), 2 if ratio == 4 else 1, stored.dim
     members, channels = halves * ratio, halves * dim
     ring_rows, own = members + 16, 1 if family == "step" else members // 2 + 1
     back = torch.arange(own - 1, -1, -1, device=device)
@@ -312,7 +312,7 @@ def _compress_trial(
 
 
 def route_trials(tools: Toolbox, device: torch.device, experts: int = 256) -> list[Trial]:
-    fast, bias = StepRoute(tools), torch.randn(experts, device=device) / 4
+    fast, bias = RowRoute(tools), torch.randn(experts, device=device) / 4
     drawn = torch.rand(100, experts, device=device)
     drawn[:, 5] = 2.0  # in every row: tests make that logit no number
     table = drawn.topk(6, dim=1).indices
@@ -341,7 +341,7 @@ def route_trials(tools: Toolbox, device: torch.device, experts: int = 256) -> li
 
 def shared_trial(tools: Toolbox, device: torch.device, boundary: torch.dtype) -> Trial:
     """Gate, up, and what routed experts gave."""
-    fast = StepShared(tools)
+    fast = RowShared(tools)
 
     def kernel(x: Tensor) -> Tensor:
         gate, up, routed = (part.contiguous() for part in x.unbind(1))

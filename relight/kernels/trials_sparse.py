@@ -19,7 +19,7 @@ from relight.kernels.cuda_tools import ATTEND, INDEX
 from relight.kernels.index import Asked
 from relight.kernels.index import cuda as index_cuda
 from relight.kernels.index import reference as definition
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
 from relight.kernels.toolbox import Toolbox
@@ -67,7 +67,7 @@ def attend_trials(
 def index_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> list[Trial]:
     """What comes out are the scores of what was chosen, best first: of two entries with nearly the
     same score either may be chosen."""
-    fast = StepIndex(tools)
+    fast = RowIndex(tools)
 
     def trial(heads: int) -> Trial:
         keys, values = filled(index_row(index_cuda.DIM), KEYS, device), heads * index_cuda.DIM

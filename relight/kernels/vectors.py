@@ -113,7 +113,7 @@ def way_into(rows: Rows) -> Way | None:
 OPS = frozenset(("norm", "rope", "quant", "store"))
 
 
-class StepVectors:
+class RowVectors:
     """Those of `ops` that were chosen for a family. What takes several of them at once is
     done by kernels only where all of them were."""
 

@@ -8,6 +8,7 @@ from memory as a step does, and not from a cache.
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from relight.kernels.rows import Rows
 from relight.kernels.select import OPS
 
 ROOM, USERS = "relight.kernels.", "relight.model."
-KERNELS = "Step"
+KERNELS = re.compile("(Step|Given|Row)[A-Z]")
 """How classes begin whose methods launch kernels."""
 
 
@@ -62,7 +63,7 @@ def _places() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     for module in [m for name, m in sorted(sys.modules.items()) if name.startswith(ROOM)]:
         for owner in list(vars(module).values()):
             mine = inspect.isclass(owner) and owner.__module__ == module.__name__
-            if mine and owner.__name__.startswith(KERNELS):
+            if mine and KERNELS.match(owner.__name__):
                 for name, value in list(vars(owner).items()):
                     if inspect.isfunction(value) and name[0] != "_" and "takes" not in name:
                         yield owner, name, value

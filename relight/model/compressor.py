@@ -17,7 +17,7 @@ from relight.base.numerics import Numerics
 from relight.cache.layout import OVERLAP_RATIO
 from relight.kernels import store
 from relight.kernels.compress import pool
-from relight.kernels.compress.step import Groups, Own, Raw
+from relight.kernels.compress.rows import Groups, Own, Raw
 from relight.kernels.linear import linear
 from relight.kernels.quant import hadamard
 from relight.kernels.rope import rotate

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from relight.kernels import hyper
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.inputs import Segment
@@ -89,7 +89,7 @@ class Mhc:
             return fast.mean(streams)
         return hyper.mean(streams, self.boundary)
 
-    def _fast(self, streams: Tensor, segment: Segment) -> StepHyper | None:
+    def _fast(self, streams: Tensor, segment: Segment) -> RowHyper | None:
         fast = self.ops.of(segment.family).hyper
         return fast if fast and fast.takes(streams, self.boundary) else None
 

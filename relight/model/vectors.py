@@ -18,7 +18,7 @@ from relight.kernels.vectors import (
     PLAIN_INDEX_QUERIES,
     QUERIES,
     TURNED,
-    StepVectors,
+    RowVectors,
     Way,
     way_into,
 )
@@ -80,7 +80,7 @@ class Vectors:
         x = rotate(x, positions, self.frequencies, boundary=self.boundary)
         store.put(rows, places, x)
 
-    def _fast(self, way: Way, x: Tensor, segment: Segment) -> StepVectors | None:
+    def _fast(self, way: Way, x: Tensor, segment: Segment) -> RowVectors | None:
         fast = self.ops.of(segment.family).vectors
         rope = 2 * self.frequencies.shape[0] if way.rope else 0
         return fast if fast and fast.takes(way, x, self.boundary, rope) else None

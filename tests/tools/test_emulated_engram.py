@@ -10,7 +10,7 @@ from relight.kernels import engram
 from relight.kernels.canary import check
 from relight.kernels.codec import fp8_quantise
 from relight.kernels.cuda_tools import ENGRAM
-from relight.kernels.engram.step import StepEngram
+from relight.kernels.engram.rows import RowEngram
 from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
@@ -48,7 +48,7 @@ def test_hashes_are_those_of_the_definition_for_any_number_of_orders(tools: Tool
         factors = torch.randint(2**40, 2**45, (orders,)) * 2 + 1
         primes = torch.randint(2**20, 2**24, (orders - 1, heads))
         wanted = engram.table_rows(classes, factors, primes)
-        assert torch.equal(StepEngram(tools).table_rows(classes, factors, primes), wanted)
+        assert torch.equal(RowEngram(tools).table_rows(classes, factors, primes), wanted)
 
 
 @pytest.mark.parametrize("width", [256, 32, 96])
@@ -60,7 +60,7 @@ def test_looked_up_values_are_exact_from_a_table_and_from_a_part_of_it(
     codes = (torch.arange(20 * width) % 256).to(torch.uint8).view(20, width)
     scale = torch.randint(20, 240, (20, width // 32), dtype=torch.uint8)
     scale[3, -1] = 255
-    fast, rows = StepEngram(tools), torch.tensor([[3, 19, 0], [7, 3, 3]])
+    fast, rows = RowEngram(tools), torch.tensor([[3, 19, 0], [7, 3, 3]])
     assert fast.takes_table(codes, scale)
     found = fast.gather(codes, scale, rows, boundary)
     assert_bits_equal(found, engram.gather(codes, scale, rows).to(boundary))
@@ -71,7 +71,7 @@ def test_looked_up_values_are_exact_from_a_table_and_from_a_part_of_it(
 
 def test_a_gate_of_nan_stays_in_its_stream_and_row(tools: Toolbox) -> None:
     boundary = torch.bfloat16 if tools.form.bf16 else torch.float32
-    fast, gain = StepEngram(tools), torch.randn(4, 64)
+    fast, gain = RowEngram(tools), torch.randn(4, 64)
     streams, mapped = torch.randn(3, 4, 64).to(boundary), torch.randn(3, 5 * 64).to(boundary)
     assert fast.takes(streams, boundary)
     wanted = fast.gate(streams, mapped, gain, 1e-20)
@@ -92,13 +92,13 @@ def test_zeros_open_a_gate_a_little(tools: Toolbox) -> None:
     boundary = torch.bfloat16 if tools.form.bf16 else torch.float32
     streams, mapped = torch.zeros(1, 4, 64, dtype=boundary), torch.ones(1, 320, dtype=boundary)
     gain = torch.ones(4, 64)
-    found = StepEngram(tools).gate(streams, mapped, gain, 1e-20)
+    found = RowEngram(tools).gate(streams, mapped, gain, 1e-20)
     assert_bits_equal(found, engram.gate(streams, mapped, gain, 1e-20, boundary))
 
 
 def test_no_rows_give_no_rows(tools: Toolbox) -> None:
     boundary = torch.bfloat16 if tools.form.bf16 else torch.float32
-    fast, none = StepEngram(tools), torch.zeros(0, 4, dtype=torch.int64)
+    fast, none = RowEngram(tools), torch.zeros(0, 4, dtype=torch.int64)
     factors, primes = torch.ones(4, dtype=torch.int64), torch.full((3, 2), 7)
     rows = fast.table_rows(none, factors, primes)
     assert rows.shape == (0, 6)

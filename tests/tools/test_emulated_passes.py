@@ -22,13 +22,13 @@ from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
 from relight.kernels.forms import form_of
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked
 from relight.kernels.index import cuda as index_cuda
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
-from relight.kernels.store.step import StepStore
+from relight.kernels.store.rows import RowStore
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_small import EPS, randoms
@@ -79,7 +79,7 @@ def test_streams_are_mixed_in_passes(tools: Toolbox, few) -> None:
     rows, width, boundary = 265, 64, boundary_of(tools)
     streams = randoms(rows, 4, width, device=CPU, dtype=boundary)
     given = (torch.randn(24, 4 * width), torch.randn(24), torch.rand(3))
-    norm, fast = torch.rand(width), StepHyper(tools)
+    norm, fast = torch.rand(width), RowHyper(tools)
 
     def mixed(some: slice, pre: Tensor | None = None) -> tuple[Tensor, ...]:
         mix, x = fast.mix_and_read(
@@ -187,7 +187,7 @@ def test_entries_are_chosen_in_passes(tools: Toolbox, few, monkeypatch) -> None:
         torch.tensor([600, 599, 41, 40, 3, 0, 512, 513, 257]),
         "prefill",
     )
-    fast, wanted = StepIndex(tools), index.select(asked, k)
+    fast, wanted = RowIndex(tools), index.select(asked, k)
     assert torch.equal(fast.select(asked, k), wanted)
     both = index.select_and_publish(asked, k, 8, 6)
     within = index.select_within(asked, both[1], k, 8)
@@ -209,7 +209,7 @@ def test_rows_are_copied_byte_by_byte(tools: Toolbox, format: RowFormat) -> None
     wanted.scale.copy_(found.scale)
     at, to = torch.randint(0, 30, (count,)), torch.randperm(40)[:count]
     store.copy(source, at, wanted, to)
-    fast = StepStore(tools)
+    fast = RowStore(tools)
     assert fast.takes(source, found)
     store.copy(source, at, found, to, fast)
     assert torch.equal(found.data, wanted.data)

@@ -17,11 +17,11 @@ from relight.base.formats import (
 from relight.kernels import hyper
 from relight.kernels.canary import check
 from relight.kernels.cuda_tools import VARIANTS
-from relight.kernels.hyper.step import StepHyper
+from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.route import route
-from relight.kernels.route.step import StepRoute
+from relight.kernels.route.rows import RowRoute
 from relight.kernels.rows import Rows
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
@@ -38,7 +38,7 @@ from relight.kernels.trials_small import (
     shared_trial,
     vector_trials,
 )
-from relight.kernels.vectors import StepVectors
+from relight.kernels.vectors import RowVectors
 from tools.emulate import emulated
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_spreading_has_the_bits_of_the_definition(tools: Toolbox) -> None:
     streams, out = randoms(3, 4, 256, device=CPU, dtype=boundary), torch.randn(3, 256).to(boundary)
     mix = hyper.Mix(torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4, 4))
     wanted = hyper.expand(out, streams, mix.post, mix.comb, boundary)
-    assert_bits_equal(StepHyper(tools).expand(out, streams, mix), wanted)
+    assert_bits_equal(RowHyper(tools).expand(out, streams, mix), wanted)
 
 
 def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) -> None:
@@ -105,7 +105,7 @@ def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) ->
     boundary = boundary_of(tools)
     streams, pre = randoms(3, 4, 512, device=CPU, dtype=boundary), torch.rand(3, 4)
     fn, norm = torch.randn(24, 2048), torch.rand(512)
-    _, found = StepHyper(tools).mix_and_read(
+    _, found = RowHyper(tools).mix_and_read(
         streams, fn, torch.rand(24), torch.rand(3), pre, norm, iterations=3, eps=EPS, norm_eps=EPS
     )
     wanted = rms_norm(hyper.collapse(streams, pre, boundary), norm, EPS, boundary)
@@ -113,7 +113,7 @@ def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) ->
 
 
 def test_streams_read_by_given_weights_have_the_bits_of_the_definition(tools: Toolbox) -> None:
-    boundary, fast, norm = boundary_of(tools), StepHyper(tools), torch.rand(512)
+    boundary, fast, norm = boundary_of(tools), RowHyper(tools), torch.rand(512)
     streams, pre = randoms(3, 4, 512, device=CPU, dtype=boundary), torch.rand(3, 4)
     wanted = hyper.collapse(streams, pre, boundary)
     plain, normed = fast.read(streams, pre, norm, EPS)
@@ -123,7 +123,7 @@ def test_streams_read_by_given_weights_have_the_bits_of_the_definition(tools: To
 
 
 def test_norms_have_the_bits_of_the_definition(tools: Toolbox) -> None:
-    boundary, fast = boundary_of(tools), StepVectors(tools)
+    boundary, fast = boundary_of(tools), RowVectors(tools)
     for width in (64, 512, 1024):
         x, weight = randoms(3, width, device=CPU, dtype=boundary), torch.rand(width)
         assert_bits_equal(fast.norm(x, weight, EPS), rms_norm(x, weight, EPS, boundary), f"{width}")
@@ -139,7 +139,7 @@ STORED = (kv_row(512, 64), window_row_v41(512), index_row(128), compressed_row_v
 @pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.name)
 def test_stored_bytes_are_those_of_the_definition(tools: Toolbox, stored: RowFormat) -> None:
     """At the start, where nothing is turned; one row is tiny, one holds zeros."""
-    boundary, fast = boundary_of(tools), StepVectors(tools)
+    boundary, fast = boundary_of(tools), RowVectors(tools)
     dim, normed = stored.dim, stored.name != "fp4-fine"
     x, weight = randoms(4, dim, device=CPU, dtype=boundary), torch.rand(dim) if normed else None
     x[1], x[2, 64:128] = x[1] * 1e-12, 0.0
@@ -156,7 +156,7 @@ def test_stored_bytes_are_those_of_the_definition(tools: Toolbox, stored: RowFor
 
 
 def test_index_queries_have_the_bits_of_the_definition(tools: Toolbox) -> None:
-    boundary, fast = boundary_of(tools), StepVectors(tools)
+    boundary, fast = boundary_of(tools), RowVectors(tools)
     x = randoms(2, 3, 128, device=CPU, dtype=boundary)
     x[1, 1] = 0.0
     found = fast.index_queries(x, torch.zeros(2, dtype=torch.int64), torch.zeros(32))
@@ -164,7 +164,7 @@ def test_index_queries_have_the_bits_of_the_definition(tools: Toolbox) -> None:
 
 
 def test_a_row_of_nan_stays_alone(tools: Toolbox) -> None:
-    boundary, fast = boundary_of(tools), StepVectors(tools)
+    boundary, fast = boundary_of(tools), RowVectors(tools)
     x, weight = randoms(3, 512, device=CPU, dtype=boundary), torch.rand(512)
     at, turn = torch.arange(3), torch.rand(32)
     for stored in (kv_row(512, 64), window_row_v41(512)):
@@ -179,7 +179,7 @@ def test_a_row_of_nan_stays_alone(tools: Toolbox) -> None:
 
 def test_a_group_of_nan_has_a_scale_of_nan_and_infinity_the_largest(tools: Toolbox) -> None:
     """Where rows are not normed: what is beside it in the row stays."""
-    boundary, fast = boundary_of(tools), StepVectors(tools)
+    boundary, fast = boundary_of(tools), RowVectors(tools)
     x, at = randoms(2, 512, device=CPU, dtype=boundary), torch.arange(2)
     x[0, 7], x[1, 40], x[1, 41] = NAN, float("inf"), float("-inf")
     found, wanted = (Rows.empty(compressed_row_v41(512), 2, CPU) for _ in range(2))
@@ -194,7 +194,7 @@ def test_ties_go_to_the_lowest_expert_and_token(tools: Toolbox) -> None:
     logits = torch.zeros(2, 64)
     logits[1, [3, 40]] = 1.0
     given = {"bias": torch.zeros(64), "table": None, "token_ids": None}
-    found = StepRoute(tools).route(logits, 4, 1.5, **given)
+    found = RowRoute(tools).route(logits, 4, 1.5, **given)
     wanted = route(logits, 4, 1.5, **given)
     assert found[0].tolist() == wanted[0].tolist() == [[0, 1, 2, 3], [0, 1, 3, 40]]
     logits = torch.zeros(4, 300)

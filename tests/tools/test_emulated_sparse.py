@@ -14,7 +14,7 @@ from relight.kernels.attend import Keys, attend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
 from relight.kernels.index import Asked
-from relight.kernels.index.step import StepIndex
+from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
 from relight.kernels.testing import assert_bits_equal
@@ -135,7 +135,7 @@ def asked(heads: int, counts: tuple[int, ...]) -> dict:
 @pytest.mark.parametrize("heads", [16, 64])
 def test_scores_have_the_bits_of_the_definition(tools: Toolbox, heads: int) -> None:
     given = asked(heads, (2, 0, 1, 1))
-    fast = StepIndex(tools)
+    fast = RowIndex(tools)
     assert fast.takes(given["q"], given["keys"])
     found, wanted = (
         fast.scores(Asked(**given, family="step")),
@@ -147,7 +147,7 @@ def test_scores_have_the_bits_of_the_definition(tools: Toolbox, heads: int) -> N
 
 def test_the_best_entries_are_those_of_the_definition(modern: Toolbox) -> None:
     given = asked(16, (2, 0, 1, 1, 2, 1))
-    fast = StepIndex(modern)
+    fast = RowIndex(modern)
     found = fast.select(Asked(**given, family="step"), k=K)
     assert torch.equal(found, index.select(Asked(**given, family="step"), k=K))
     alone = {**given, "counts": (1,), "places": given["places"][2:3]}
@@ -162,7 +162,7 @@ def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
     given["places"] = given["places"] % 7
     given["weights"][1] *= 0.0
     given["visible"] = torch.tensor([ENTRIES, ENTRIES, 300])
-    found = StepIndex(modern).select(Asked(**given, family="step"), k=K)
+    found = RowIndex(modern).select(Asked(**given, family="step"), k=K)
     assert torch.equal(found, index.select(Asked(**given, family="step"), k=K))
     assert torch.equal(found[1], torch.arange(K))
 
@@ -170,7 +170,7 @@ def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
 def test_two_levels_choose_what_the_definition_chooses(modern: Toolbox) -> None:
     """Rows that see few entries or few blocks, and one whose newest block is not whole."""
     given = asked(16, (2, 0, 1, 1, 2, 1))
-    size, blocks, fast = 8, 6, StepIndex(modern)
+    size, blocks, fast = 8, 6, RowIndex(modern)
     best, published = fast.select_and_publish(
         Asked(**given, family="step"), k=K, size=size, blocks=blocks
     )

@@ -8,7 +8,7 @@ from relight.kernels.block import Block, plain, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 
-SOURCE, RAW_SOURCE = "compress/step.cu", "compress/raw.cu"
+SOURCE, RAW_SOURCE = "compress/rows.cu", "compress/raw.cu"
 
 ROPE = 64
 OVERLAP_RATIO = 4

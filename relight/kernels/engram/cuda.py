@@ -7,7 +7,7 @@ from relight.kernels.block import Block, block_of, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 
-SOURCE = "engram/step.cu"
+SOURCE = "engram/rows.cu"
 
 GROUP = 32
 """Values of a table's row that share a scale."""

@@ -29,7 +29,7 @@ def kernels(form: Form) -> list[Kernel]:
     return [kernel(form, entry, boundary) for entry in ("gated", "joined")]
 
 
-class StepShared:
+class RowShared:
     """`swiglu` without a weight, and the sum behind it, for either family."""
 
     def __init__(self, tools: Toolbox) -> None:

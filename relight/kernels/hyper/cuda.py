@@ -7,7 +7,7 @@ from relight.kernels.block import Block, block_of, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 
-SOURCE = "hyper/step.cu"
+SOURCE = "hyper/rows.cu"
 
 HC = 4
 SLICE = 128

@@ -4,7 +4,7 @@ whether it is chosen."""
 from relight.kernels.build import Kernel, Macros
 from relight.kernels.forms import Form
 
-SOURCE = "index/step.cu"
+SOURCE = "index/rows.cu"
 
 DIM = 128
 HEADS = (16, 32, 64)

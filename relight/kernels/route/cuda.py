@@ -5,7 +5,7 @@ from relight.kernels.block import plain
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 
-SOURCE = "route/step.cu"
+SOURCE = "route/rows.cu"
 
 WARP = 32
 """Threads of a block, one block a row."""

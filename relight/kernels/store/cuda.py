@@ -5,7 +5,7 @@ from relight.kernels.block import plain
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 
-SOURCE = "store/step.cu"
+SOURCE = "store/rows.cu"
 
 THREADS, BLOCK_ROWS = 128, 4
 """A warp a row."""

@@ -18,7 +18,7 @@ MANY = 256
 SPREAD_THREADS = 256
 
 
-class StepHyper:
+class RowHyper:
     """`hyper` of either family: three launches a sublayer, of many rows two of them a pass."""
 
     def __init__(self, tools: Toolbox) -> None:

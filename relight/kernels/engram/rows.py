@@ -8,7 +8,7 @@ from relight.kernels.engram import cuda
 from relight.kernels.toolbox import Toolbox
 
 
-class StepEngram:
+class RowEngram:
     """`engram` of either family: a launch each. A table may be a part of one that was brought for
     the step, with places in that part for rows."""
 

@@ -47,7 +47,7 @@ class Own:
     first_rows: Tensor
 
 
-class StepCompress:
+class RowCompress:
     """Compressors of either family in two launches: V4's from projected rows to stored entries,
     V4.1's to entries whose keys are made before they are stored. Made rows go into the ring
     first, since several segments may have rows of one group."""

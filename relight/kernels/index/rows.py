@@ -18,7 +18,7 @@ EVERY = -1
 """As `shortcut`: rows are scored however few entries they see."""
 
 
-class StepIndex:
+class RowIndex:
     """`select` and its kin, of keys in FP4, for either family: two launches a pass. Scratch is 4
     bytes an entry and row of a pass."""
 

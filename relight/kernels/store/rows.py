@@ -8,7 +8,7 @@ from relight.kernels.store import cuda
 from relight.kernels.toolbox import Toolbox
 
 
-class StepStore:
+class RowStore:
     """`store.copy` of rows of either family: one launch."""
 
     def __init__(self, tools: Toolbox) -> None:

@@ -8,7 +8,7 @@ from relight.kernels.route import cuda
 from relight.kernels.toolbox import Toolbox
 
 
-class StepRoute:
+class RowRoute:
     """`route` of either family: one launch."""
 
     def __init__(self, tools: Toolbox) -> None:
