@@ -320,6 +320,7 @@ struct Given {  // by the host, of one launch
 template <class... A> HOST const char* launch(void (*kernel)(A...), const Given& g) {
   watch::message[0] = 0;
   if (g.threads > g.bound) return "it has more threads than its launch bounds say";
+  if (g.columns < 1 || g.rows < 1 || g.rows > 65535) return "there is no such grid";
   watch::ranges = g.ranges, watch::num_ranges = g.num_ranges;
   watch::changed = g.changed, watch::num_changed = g.num_changed;
   start(kernel, g.columns, g.rows, g.threads, g.arguments, g.sizes, g.count, std::index_sequence_for<A...>());

@@ -73,14 +73,21 @@ WRONG = {
 }
 
 
-def ran(source: str, folder: Path, *, threads: int = 64, changed: bool = False) -> str:
+def ran(
+    source: str,
+    folder: Path,
+    *,
+    grid: tuple[int, int] = (2, 1),
+    threads: int = 64,
+    changed: bool = False,
+) -> str:
     """What is told of it; `changed`: the kernel in front has written x."""
     kernel = Kernel("look", "", "look", (("PDL", 1),))
     go = library(source, kernel, folder)
     x, y = torch.arange(64.0), torch.zeros(64)
     memory = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in (x, y)]
     addresses = [ctypes.c_void_p(begin) for begin, _ in memory]
-    problem, written = go((2, 1), threads, addresses, memory, memory[:1] if changed else [])
+    problem, written = go(grid, threads, addresses, memory, memory[:1] if changed else [])
     if not problem:
         assert written == memory[1:]
     return problem
@@ -111,3 +118,8 @@ def test_a_copy_is_not_read_before_it_has_landed(tmp_path: Path) -> None:
 def test_more_threads_than_launch_bounds_are_told(tmp_path: Path) -> None:
     source = START + "waited(); y[i % 64] = x[i % 64]; }"
     assert "more threads than its launch bounds" in ran(source, tmp_path, threads=96)
+
+
+@pytest.mark.parametrize("grid", [(0, 1), (1, 0), (1, 65_536)])
+def test_a_grid_that_no_device_has_is_told(tmp_path: Path, grid: tuple[int, int]) -> None:
+    assert "no such grid" in ran(START + "waited(); y[i] = x[i]; }", tmp_path, grid=grid)
