@@ -49,6 +49,7 @@ D void multiply(float (&sum)[FOUND], const u32 (&a)[HALVES][2], u32 b0, u32 b1) 
 #endif
 
 constexpr bool SHARED = SCALES == 4 && QUARTERS == 1;
+constexpr bool MIDWAY = SCALES == 1 && QUARTERS == 1;  // tokens are decoded while the matrix unit has half a unit to do
 constexpr int STAGED = 4 * TOKENS * 4;  // words of 16 bytes of a unit of tokens: [two steps][token][lane that walks them]
 constexpr int LEFT_ROW = 528;           // bytes of a token among results: 128 floats or 256 bf16, and 16 so that banks differ
 struct Room {
@@ -73,7 +74,8 @@ D void ask(Quarter& to, const Rows& rows, int q, int units) {
     UNROLL for (int h = 0; h < HALVES; h++) {
       const u8* row = rows.w[t] + h * 8 * units * 64;
       const u32* mine = (const u32*)row + lane_quarter();
-      to.w[t][h] = SHARED ? make_uint4(__ldg(mine), __ldg(mine + 4), __ldg(mine + 8), __ldg(mine + 12)) : stream16(row + quarter(q) * 16);
+      to.w[t][h] = SHARED ? make_uint4(__ldg(mine), __ldg(mine + 4), __ldg(mine + 8), __ldg(mine + 12))
+                          : stream16(row + quarter(q) * 16);
       to.scales[t][h] = __ldg((const u32*)(rows.scale[t] + h * 8 * units * 4));
     }
 }
@@ -151,9 +153,9 @@ D void decode(Decoded& a, const Quarter& of, int t, int j, int group, const Rows
 D void add_steps(float (&sum)[FOUND], const Decoded& a, const uint4& b) {
   UNROLL for (int i = 0; i < 2; i++) multiply(sum, a[i], word(b, 2 * i), word(b, 2 * i + 1));
 }
-// A lane's quarter, whose sums go on. x: where its first token lies.
-template <int N> D void add_quarter(Sums<N>& sum, const Quarter& of, int q, const Rows& rows, const uint4* x) {
-  UNROLL for (int j = 0; j < 4; j++) {
+// Two of four words of a lane's quarter, whose sums go on. x: where its first token lies.
+template <int N> D void add_half(Sums<N>& sum, const Quarter& of, int half, int q, const Rows& rows, const uint4* x) {
+  UNROLL for (int j = 2 * half; j < 2 * half + 2; j++) {
     uint4 b[N];
     UNROLL for (int n = 0; n < N; n++) b[n] = x[(j * TOKENS + n * WIDE) * 4 + quarter(q)];
     UNROLL for (int t = 0; t < TILES; t++) {
@@ -208,14 +210,17 @@ D void product(Sums<N>& total, Rows& rows, Quarter now, const u8* x, const float
         if (stages) ask(coming, x, sx);
       }
       ask(next, rows, (q + 1) % QUARTERS, units);
-      if (SCALES == 1)
-        add_quarter<N>(sum, now, q, rows, first);
-      else
+      if (SCALES == 1) {
+        add_half<N>(sum, now, 0, q, rows, first);
+        if (MIDWAY && stages) stage(coming, u + 1, room);
+        add_half<N>(sum, now, 1, q, rows, first);
+      } else {
         add_settled<N>(total, now, q, rows, first, scales);
+      }
       now = next;
     }
     if (SCALES == 1) settle<N>(total, sum, scales[0]);
-    if (stages) stage(coming, u + 1, room);
+    if (!MIDWAY && stages) stage(coming, u + 1, room);
     __syncthreads();
   }
 }
