@@ -159,7 +159,7 @@ def library(source: str, kernel: Kernel, folder: Path, ring_bytes: int = 0) -> G
             for some in (ranges, changed)
         )
         counts = (threads, 0, len(passed), len(ranges), len(changed))
-        addresses = map(ctypes.addressof, (given, sizes, mine, before))
+        addresses = [ctypes.addressof(one) for one in (given, sizes, mine, before)]
         problem = call(_Given(*grid, *counts, *addresses)).decode()
         return problem, [(one.least, one.most) for one in mine if one.least]
 
