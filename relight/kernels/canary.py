@@ -28,6 +28,13 @@ class Trial:
     reference: Rows
     tolerance: float  # of the norm of the difference, as a share of the reference's norm
 
+    def some(self, count: int) -> Tensor:
+        """Rows that go in, so many of them."""
+        found = self.inputs()
+        while len(found) < count:
+            found = torch.cat([found, self.inputs()])
+        return found[:count]
+
 
 def check(selection: Selection, trials: Iterable[Trial]) -> Selection:
     """The selection without the variants that failed a trial."""
