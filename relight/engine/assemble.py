@@ -100,7 +100,8 @@ def assemble(settings: Settings, progress: Progress) -> tuple[Loop, EngineInfo]:
     weights, selection, kernel_notes = give_kernels(kernels, weights, device)
     packed_bytes, unpacked_bytes = weights.nbytes, 0
     if device.type == "cpu":
-        weights, unpacked_bytes = unpack(weights, room_to_unpack(available_bytes()))
+        room = room_beside_state(config, spec, settings, device, counts)
+        weights, unpacked_bytes = unpack(weights, room)
     fitted = capacity(config, spec, settings, free_bytes(device) - counts)
     pool = Pool(
         config,
@@ -225,6 +226,18 @@ def check_memory(
     for note in notes:
         log.warning("%s", note)
     return notes
+
+
+def room_beside_state(
+    config: ModelConfig, spec: Layout, settings: Settings, device: torch.device, counts: int
+) -> int:
+    """What weights may take decoded: nothing where what was asked for would not fit beside it."""
+    room = room_to_unpack(available_bytes())
+    try:
+        capacity(config, spec, settings, free_bytes(device, room) - counts)
+    except CannotFit:
+        return 0
+    return room
 
 
 def choose_device(name: str) -> torch.device:

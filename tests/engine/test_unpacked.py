@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from relight.base.errors import CannotFit
 from relight.base.settings import Settings
 from relight.base.types import EngineInfo, Request
 from relight.engine import assemble as assembly
 from relight.engine.memory import UNPACKED
+from relight.kernels.unpack import unpack
 from tests.engine.real import sampled, words, write_checkpoint
 
 ANSWERS = 3
@@ -43,3 +45,42 @@ def test_unpacked_weights_change_no_text(
     assert measured["weights"] == dict(plain.measured)["weights"]
     assert UNPACKED not in {*dict(plain.memory), *dict(plain.measured)}
     assert info.operator == plain.operator
+
+
+def test_state_that_fits_beside_packed_weights_alone_has_them_stay_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The most of `cache_bytes` that a start allows is allowed by all of it."""
+    checkpoint = write_checkpoint(tmp_path, "v4")
+    memory, kept = 200_000_000, 0
+
+    def keep(weights: object, room: int) -> tuple[object, int]:
+        nonlocal kept
+        weights, kept = unpack(weights, room)
+        return weights, kept
+
+    def free(device: object, taken: int = 0) -> int:
+        return (memory - kept - taken) // 2
+
+    monkeypatch.setattr(assembly, "available_bytes", lambda: memory - kept)
+    monkeypatch.setattr(assembly, "free_bytes", free)
+    monkeypatch.setattr(assembly, "unpack", keep)
+
+    def rows(cache_bytes: int) -> dict[str, int]:
+        nonlocal kept
+        kept = 0
+        settings = Settings(
+            model=str(checkpoint),
+            device="cpu",
+            num_slots=100,
+            max_context=4608,
+            prefix_cache="off",
+            cache_bytes=cache_bytes,
+        )
+        return dict(assembly.assemble(settings, lambda done, total: None)[1].measured)
+
+    with pytest.raises(CannotFit, match="cache_bytes to at most") as refused:
+        rows(memory)
+    most = int(refused.value.message.rpartition(" ")[2].replace(",", ""))
+    assert UNPACKED not in rows(most)
+    assert UNPACKED in rows(most - 2**24)
