@@ -348,7 +348,7 @@ class Scheduler:
         if work.proposed:
             sequence.planned = work.end + accepted
             sequence.overran = accepted < len(work.proposed)
-            if self.speculation:
+            if self.speculation and sequence.finish is None:
                 self.speculation.count(sequence, len(work.proposed), accepted)
         is_fault = finish is None and any(token_of(result) < 0 for result in counting)
         end = work.end + accepted

@@ -207,6 +207,27 @@ def test_guesses_that_pages_cut_off_teach_nothing() -> None:
         assert drafted == right == (1.0 if count else 0.0)
 
 
+def test_guesses_of_an_aborted_request_teach_nothing() -> None:
+    """Nobody looked whether they were right: those that were looked at are."""
+    engine = speculating("all", 3, 0.0, random.Random(1), adapts=True, executor=AtOnce())
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    assert speculation._depths is not None
+    aborted = 0
+    for seed in range(40):
+        id = engine.add([1, 2], max_tokens=30, seed=seed)
+        while id not in engine.finishes:
+            engine.step()
+            if seed % 2 and engine.plans[-1].made and engine.plans[-1].made[0].proposed:
+                aborted += engine.loop._launched and id not in engine.finishes
+                engine.abort(id)
+    engine.run()
+    tally, shares = speculation.tally, speculation._depths._all._shares[0]
+    assert aborted
+    assert tally.drafted == tally.accepted
+    assert shares.drafted == shares.right
+
+
 def test_guesses_are_counted_for_each_request() -> None:
     rng = random.Random(3)
     engine = speculating("random", 4, 0.0, rng, num_slots=3, max_context=100, num_pages=90)
