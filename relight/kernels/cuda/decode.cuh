@@ -19,6 +19,7 @@ D float e8m0(u32 b) { return __uint_as_float(b ? b << 23 : 0x400000u); }  // 2^(
 
 // Four E4M3 bytes -> two pairs.
 constexpr u32 UP = 0x7B807B80u;  // a pair of 2^120 in bf16
+D u32 up_by(u32 scale) { return (scale + 120) * 0x00800080u; }  // the same times a scale: 2^7 at most, as the binder holds
 #if CONVERTS_E4M3  // sm_89 and later: order (0,1) (2,3)
 constexpr float E4M3_RAISE = 1.f;
 D void e4m3(u32 w, u32& p, u32& q, u32 = 0) {

@@ -17,18 +17,15 @@
 // a processor's shared memory, and decode as long at the same time; an H200 multiplies for 1,024 clocks at its best, and by these
 // instructions for about 1,600. Lanes read 16 contiguous bytes of a row; `place` spreads what is read at once over all banks.
 //
-// Lanes hold 16 rows x COLUMNS tokens as the instruction has them. Form 70 differs from lanes.cuh: its quad-pairs are four tiles
-// of 8 x 8 that all walk the same K, where those of a step are four quarters of K, which would take four times the sums.
+// Lanes hold 16 rows x COLUMNS tokens as columns.cuh has them.
 //
 // Macros that decide bits: FORMAT (8 E4M3, 16 bf16), BLOCK, STEP_FORM and what of decode.cuh the form has. Macros that decide
 // speed only: ROW_WARPS, TOKEN_WARPS, TILES (of 16 rows, a warp), TOKEN_TILES (of 8), STAGES, TURN (units between two barriers),
 // COPIES, MIN_BLOCKS, PDL.
 #pragma once
+#include "columns.cuh"
 #include "decode.cuh"
 
-constexpr int COLUMNS = STEP_FORM == 70 ? 16 : 8;  // tokens of a matrix tile
-constexpr int RESULTS = STEP_FORM == 70 ? 8 : 4;   // sums of a lane in it
-constexpr int HALVES = STEP_FORM == 70 ? 1 : 2;    // rows of it that a lane brings
 constexpr int COLUMN_TILES = 8 * TOKEN_TILES / COLUMNS, JOINT = COLUMN_TILES % 2 ? 1 : 2;
 constexpr int WARPS = ROW_WARPS * TOKEN_WARPS, THREADS = 32 * WARPS, WARP_ROWS = 16 * TILES, WARP_TOKENS = 8 * TOKEN_TILES;
 constexpr int TILE_ROWS = ROW_WARPS * WARP_ROWS, TILE_TOKENS = TOKEN_WARPS * WARP_TOKENS;
@@ -66,21 +63,9 @@ D int x_place(int token, int chunk) { return X_AT + place(token, chunk, X_CHUNKS
 D int warp_row() { return warp_id() % ROW_WARPS * WARP_ROWS; }
 D int warp_token() { return warp_id() / ROW_WARPS * WARP_TOKENS; }
 #if STEP_FORM == 70
-D int my_row(int) { return lane_row() + 8 * (lane_quarter() & 1); }
-D int my_token() { return lane_row() + 8 * (lane_quarter() >> 1); }
 D int my_chunk(int pass) { return pass; }
-D int result_row(int i) { return acc_row(i) + 8 * (lane_quarter() & 1); }
-D int result_token(int i) { return acc_token(i) + 8 * (lane_quarter() >> 1); }
-D void multiply(float (&c)[RESULTS], const u32 (&a)[HALVES][2], u32 b0, u32 b1) { mma_8(c, a[0][0], a[0][1], b0, b1); }
 #else
-D int my_row(int half) { return lane_row() + 8 * half; }
-D int my_token() { return lane_row(); }
 D int my_chunk(int pass) { return 4 * pass + lane_quarter(); }
-D int result_row(int i) { return acc_row(i); }
-D int result_token(int i) { return acc_token(i); }
-D void multiply(float (&c)[RESULTS], const u32 (&a)[HALVES][2], u32 b0, u32 b1) {
-  mma(c, a[0][0], a[1][0], a[0][1], a[1][1], b0, b1);
-}
 #endif
 
 // Where a tile's rows begin in memory; there may be fewer than it has room for, or more behind it.
@@ -179,8 +164,6 @@ struct Flight {  // a unit in registers
 };
 #endif
 
-D u32 up_by(u32 scale) { return (scale + 120) * 0x00800080u; }  // a pair of 2^120 times it: 2^7 at most, as the binder holds
-
 typedef float Totals[TILES][COLUMN_TILES][RESULTS];
 // Decoding E4M3 to bf16 pairs values (0,2) (1,3), and tokens lie as (0,1) (2,3): bytes change places in the weights, of which a
 // warp has half as many values. `up`: what decoding multiplies by.
@@ -202,13 +185,13 @@ D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
   u32 a[TILES][STEPS][HALVES][2];
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int h = 0; h < HALVES; h++) {
-      const uint4 w = *(const uint4*)(stage + w_place(warp_row() + 16 * t + my_row(h), my_chunk(pass)));
+      const uint4 w = *(const uint4*)(stage + w_place(warp_row() + 16 * t + brought_row(h), my_chunk(pass)));
       UNROLL for (int i = 0; i < STEPS; i++) decode(w, i, a[t][i][h][0], a[t][i][h][1], up);
     }
   UNROLL for (int n = 0; n < COLUMN_TILES; n += JOINT) {  // two at once: sums that do not wait for each other
     u32 x[JOINT][LOADED / 2];
     UNROLL for (int j = 0; j < JOINT; j++) {
-      const int token = warp_token() + COLUMNS * (n + j) + my_token();
+      const int token = warp_token() + COLUMNS * (n + j) + brought_token();
       uint4 v[X_WORDS];
       UNROLL for (int i = 0; i < X_WORDS; i++) v[i] = *(const uint4*)(stage + x_place(token, my_chunk(pass) * X_WORDS + i));
       tokens_of(v, x[j]);
@@ -221,7 +204,7 @@ D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
 D void add(Totals& total, const Totals& sum, u8* stage, int part, float raise) {
   UNROLL for (int n = 0; n < COLUMN_TILES; n++)
     UNROLL for (int i = 0; i < RESULTS; i++) {
-      const int token = warp_token() + COLUMNS * n + result_token(i);
+      const int token = warp_token() + COLUMNS * n + found_token(i);
       const float f = SCALED ? scales_at(stage, token)[part] * raise : raise;
       UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] = __fmaf_rn(sum[t][n][i], f, total[t][n][i]);
     }
@@ -264,5 +247,5 @@ template <class Result> D void each(const Totals& total, Result result) {
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int n = 0; n < COLUMN_TILES; n++)
       UNROLL for (int i = 0; i < RESULTS; i++)
-        result(warp_row() + 16 * t + result_row(i), warp_token() + COLUMNS * n + result_token(i), total[t][n][i]);
+        result(warp_row() + 16 * t + found_row(i), warp_token() + COLUMNS * n + found_token(i), total[t][n][i]);
 }

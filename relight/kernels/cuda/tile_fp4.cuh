@@ -14,9 +14,10 @@
 // decoded into shared memory, by thread 4 t + q quarter q of token t, in the order in which lanes take them up again, two steps of
 // the matrix unit in 16 bytes.
 //
-// Form 70: a quad-pair has 8 rows and 8 tokens for itself and its lanes walk all of K. Else four lanes share a unit: each walks a
-// quarter of it or, where quarters have scales (SHARED), all four walk each quarter, a fourth of it each.
+// Form 70: a lane walks all of K (columns.cuh). Else four lanes share a unit: each walks a quarter of it or, where quarters have
+// scales (SHARED), all four walk each quarter, a fourth of it each.
 #pragma once
+#include "columns.cuh"
 #include "decode.cuh"
 
 constexpr int ROWS = 256, TOKENS = 64, WARPS = 8, THREADS = 32 * WARPS;
@@ -25,27 +26,11 @@ constexpr int SCALES = UNIT / BLOCK;  // of a token and unit
 static_assert(FORMAT == 4 && X_BYTES == 1 && UNIT == 128 && (SCALES == 1 || SCALES == 4), "E2M1 by E4M3");
 
 #if STEP_FORM == 70
-constexpr int WIDE = 16, FOUND = 8;      // tokens of an instruction, results of a lane
-constexpr int HALVES = 1, QUARTERS = 4;  // rows of a tile that a lane brings, quarters of them
-D int pair_row() { return (lane_quarter() & 1) * 8; }
-D int pair_token() { return (lane_quarter() >> 1) * 8; }
-D int brought_row() { return pair_row() + lane_row(); }
-D int brought_token() { return pair_token() + lane_row(); }
-D int found_row(int i) { return pair_row() + acc_row(i); }
-D int found_token(int i) { return pair_token() + acc_token(i); }
+constexpr int QUARTERS = 4;  // of a unit that a lane walks
 D int quarter(int q) { return q; }
-D void multiply(float (&sum)[FOUND], const u32 (&a)[HALVES][2], u32 b0, u32 b1) { mma_8(sum, a[0][0], a[0][1], b0, b1); }
 #else
-constexpr int WIDE = 8, FOUND = 4;
-constexpr int HALVES = 2, QUARTERS = 1;
-D int brought_row() { return lane_row(); }
-D int brought_token() { return lane_row(); }
-D int found_row(int i) { return acc_row(i); }
-D int found_token(int i) { return acc_token(i); }
+constexpr int QUARTERS = 1;
 D int quarter(int) { return lane_quarter(); }
-D void multiply(float (&sum)[FOUND], const u32 (&a)[HALVES][2], u32 b0, u32 b1) {
-  mma(sum, a[0][0], a[1][0], a[0][1], a[1][1], b0, b1);
-}
 #endif
 
 constexpr bool SHARED = SCALES == 4 && QUARTERS == 1;
@@ -101,7 +86,7 @@ D void weigh(Rows& rows, int units, Room& room) {
     UNROLL for (int h = 0; h < HALVES; h++) {
       const u32 scale = lanes_max(most[t][h], sharing / 2) >> 24;
       rows.bias[t][h] = 30 - (int)scale;
-      room.factor[(warp_id() * TILES + t) * 16 + brought_row() + h * 8] = e8m0(scale) * (0.5f * X_RAISE);
+      room.factor[(warp_id() * TILES + t) * 16 + brought_row(h)] = e8m0(scale) * (0.5f * X_RAISE);
     }
 }
 // A pair of 2^(15 - d) in fp16, which with 2^-14, where E2M1 lies in fp16, makes 2^(1 - d).
@@ -131,11 +116,11 @@ D void stage(const Coming& coming, int u, Room& room) {
   if (q < SCALES) room.sx[u & 1][q][token] = coming.scale;
 }
 
-template <int N> using Sums = float[TILES][N][FOUND];
+template <int N> using Sums = float[TILES][N][RESULTS];
 template <int N> D void settle(Sums<N>& total, const Sums<N>& sum, const float* sx) {
   UNROLL for (int n = 0; n < N; n++)
-    UNROLL for (int i = 0; i < FOUND; i++) {
-      const float scale = sx[n * WIDE + found_token(i)];
+    UNROLL for (int i = 0; i < RESULTS; i++) {
+      const float scale = sx[n * COLUMNS + found_token(i)];
       UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][n][i] * scale;
     }
 }
@@ -150,14 +135,14 @@ D void decode(Decoded& a, const Quarter& of, int t, int j, int group, const Rows
     }
   }
 }
-D void add_steps(float (&sum)[FOUND], const Decoded& a, const uint4& b) {
+D void add_steps(float (&sum)[RESULTS], const Decoded& a, const uint4& b) {
   UNROLL for (int i = 0; i < 2; i++) multiply(sum, a[i], word(b, 2 * i), word(b, 2 * i + 1));
 }
 // Two of four words of a lane's quarter, whose sums go on. x: where its first token lies.
 template <int N> D void add_half(Sums<N>& sum, const Quarter& of, int half, int q, const Rows& rows, const uint4* x) {
   UNROLL for (int j = 2 * half; j < 2 * half + 2; j++) {
     uint4 b[N];
-    UNROLL for (int n = 0; n < N; n++) b[n] = x[(j * TOKENS + n * WIDE) * 4 + quarter(q)];
+    UNROLL for (int n = 0; n < N; n++) b[n] = x[(j * TOKENS + n * COLUMNS) * 4 + quarter(q)];
     UNROLL for (int t = 0; t < TILES; t++) {
       Decoded a;
       decode(a, of, t, j, quarter(q), rows);
@@ -175,13 +160,13 @@ D void add_settled(Sums<N>& total, const Quarter& of, int q, const Rows& rows, c
     UNROLL for (int j = 0; j < TOGETHER; j++)
       UNROLL for (int t = 0; t < TILES; t++) decode(a[j][t], of, t, first + j, group, rows);
     UNROLL for (int n = 0; n < N; n++) {
-      float sum[TILES][FOUND] = {};
+      float sum[TILES][RESULTS] = {};
       UNROLL for (int j = 0; j < TOGETHER; j++) {
-        const uint4 b = x[((first + j) * TOKENS + n * WIDE) * 4 + (SHARED ? lane_quarter() ^ first : q)];
+        const uint4 b = x[((first + j) * TOKENS + n * COLUMNS) * 4 + (SHARED ? lane_quarter() ^ first : q)];
         UNROLL for (int t = 0; t < TILES; t++) add_steps(sum[t], a[j][t], b);
       }
-      UNROLL for (int i = 0; i < FOUND; i++)
-        UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][i] * sx[group][n * WIDE + found_token(i)];
+      UNROLL for (int i = 0; i < RESULTS; i++)
+        UNROLL for (int t = 0; t < TILES; t++) total[t][n][i] += sum[t][i] * sx[group][n * COLUMNS + found_token(i)];
     }
   }
 }
@@ -190,7 +175,7 @@ D void add_settled(Sums<N>& total, const Quarter& of, int q, const Rows& rows, c
 // end nobody uses room.x any more.
 template <int N>
 D void product(Sums<N>& total, Rows& rows, Quarter now, const u8* x, const float* sx, int units, Room& room) {
-  const bool stages = N * WIDE == TOKENS || threadIdx.x < 4 * N * WIDE;
+  const bool stages = N * COLUMNS == TOKENS || threadIdx.x < 4 * N * COLUMNS;
   Coming coming;
   if (stages) ask(coming, x, sx);
   weigh(rows, units, room);

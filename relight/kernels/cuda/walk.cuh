@@ -25,13 +25,7 @@
 
 constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;
 constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
-#if FORMAT == 8 && BLOCK == 32 && X_BF16
-constexpr bool FOLDED = true;
-D u32 up_by(u32 scale) { return (scale + 120) * 0x00800080u; }  // a pair of 2^120 times it: 2^7 at most, as the binder holds
-#else
-constexpr bool FOLDED = false;
-D u32 up_by(u32) { return 0; }
-#endif
+constexpr bool FOLDED = FINE && X_BF16;
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
 constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;

@@ -9,9 +9,9 @@ struct Tile {  // of group.cu
 
 // Calls work<N>() with the fewest columns that hold so many tokens.
 #define WITH_COLUMNS(count, work)                    \
-  if ((count) <= TOKENS / 4) work(TOKENS / 4 / WIDE) \
-  else if ((count) <= TOKENS / 2) work(TOKENS / 2 / WIDE) \
-  else work(TOKENS / WIDE)
+  if ((count) <= TOKENS / 4) work(TOKENS / 4 / COLUMNS) \
+  else if ((count) <= TOKENS / 2) work(TOKENS / 2 / COLUMNS) \
+  else work(TOKENS / COLUMNS)
 
 D int my_token(const Tile& tile) { return tile.first + min((int)threadIdx.x >> 2, tile.count - 1); }
 
@@ -54,8 +54,8 @@ D void hidden(Rows& rows, const Quarter& now, const u8* x, const float* sx, int 
   float* values = (float*)room.x;
   const float* factor = room.factor + warp_id() * 32;
   UNROLL for (int n = 0; n < N; n++)
-    UNROLL for (int i = 0; i < FOUND; i++) {
-      const int token = n * WIDE + found_token(i), r = found_row(i);
+    UNROLL for (int i = 0; i < RESULTS; i++) {
+      const int token = n * COLUMNS + found_token(i), r = found_row(i);
       const float g = rounded(total[0][n][i] * factor[r]), u = rounded(total[1][n][i] * factor[16 + r]);
       // A comparison that a NaN fails keeps the NaN, as torch's clamp does; fminf would lose it.
       const float a = g > limit ? limit : g, b = u > limit ? limit : u < -limit ? -limit : u;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const Tile tile = tiles[blockIdx.y];
   if ((int)blockIdx.y >= *num_tiles) return;
   const int units = K / 128;
-  const i64 row = (i64)tile.expert * I + blockIdx.x * HIDDEN + warp_id() * 16 + brought_row();
+  const i64 row = (i64)tile.expert * I + blockIdx.x * HIDDEN + warp_id() * 16 + brought_row(0);
   Rows rows;
   rows.w[0] = gate + row * (K / 2);
   rows.w[1] = up + row * (K / 2);
@@ -105,13 +105,13 @@ D void down(Rows& rows, const Quarter& now, const u8* x, const float* sx, int un
   product<N>(total, rows, now, x, sx, units, room);
   Out* values = (Out*)room.x;
   const float* factor = room.factor + warp_id() * 32;
-  UNROLL for (int begin = 0; begin < N * WIDE; begin += AT_ONCE) {
+  UNROLL for (int begin = 0; begin < N * COLUMNS; begin += AT_ONCE) {
     UNROLL for (int n = 0; n < N; n++)
-      if (n * WIDE / AT_ONCE * AT_ONCE == begin)
+      if (n * COLUMNS / AT_ONCE * AT_ONCE == begin)
         UNROLL for (int t = 0; t < TILES; t++)
-          UNROLL for (int i = 0; i < FOUND; i++) {
+          UNROLL for (int i = 0; i < RESULTS; i++) {
             const int r = t * 16 + found_row(i);
-            put(values + (n * WIDE - begin + found_token(i)) * LEFT + warp_id() * 32 + r, total[t][n][i] * factor[r]);
+            put(values + (n * COLUMNS - begin + found_token(i)) * LEFT + warp_id() * 32 + r, total[t][n][i] * factor[r]);
           }
     __syncthreads();
     for (int token = begin + warp_id(); token < min(count, begin + AT_ONCE); token += WARPS) {
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if ((int)blockIdx.y >= *num_tiles) return;
   const int units = K / 128, begin = blockIdx.x * ROWS, outputs = min(columns - begin, ROWS);
   const int mine = warp_id() * 32 < outputs ? warp_id() * 32 : 0;  // those behind the last repeat the first, and are dropped
-  const i64 at = my_token(tile), row = (i64)tile.expert * N + first + begin + mine + brought_row();
+  const i64 at = my_token(tile), row = (i64)tile.expert * N + first + begin + mine + brought_row(0);
   Rows rows;
   UNROLL for (int t = 0; t < TILES; t++) {
     rows.w[t] = w + (row + t * 16) * (K / 2);

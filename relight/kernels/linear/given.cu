@@ -16,7 +16,7 @@ constexpr int PER = 16 / sizeof(Y), STRIDE = TILE_ROWS + PER;  // + PER: lanes t
 constexpr int TOGETHER = 8;
 
 // w [N, K] E4M3 with ws [ceil(N / BLOCK), K / BLOCK] UE8M0, or bf16. x [M, groups * K] of X_BYTES; E4M3 has sx [M, groups * K /
-// 128]. y [M, N], N a multiple of 8. Rows n of w make one group with group_rows rows before and after, whose input is its own K
+// BLOCK]. y [M, N], N a multiple of 8. Rows n of w make one group with group_rows rows before and after, whose input is its own K
 // columns of x; a group is whole tiles, or there is one.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     given_linear(const u8* w, const u8* ws, const u8* x, const float* sx, Y* y, int M, int N, int K, int x_columns,
