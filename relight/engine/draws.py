@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from relight.engine.graphs import Table, smallest
 from relight.engine.plan import Draw
 from relight.engine.sampler import (
     Sampled,
@@ -29,6 +28,7 @@ from relight.engine.sampler import (
     signed,
 )
 from relight.engine.scores import RecordedScores
+from relight.engine.table import Table, smallest
 from relight.kernels.device import upload
 from relight.kernels.record import Recorder, Replay
 from relight.kernels.sample import Adjustments, Penalties, SampleParams, sample
@@ -167,7 +167,7 @@ class RecordedDraws:
             [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
         )
         parts = zip(places, sampling_numbers(some), penalties, strict=True)
-        return [(*at, *numbers_, *bits) for at, numbers_, bits in parts]
+        return [(*at, *sampled, *bits) for at, sampled, bits in parts]
 
     def _run(self, count: int, kind: Kind) -> None:
         columns = self._table.columns(count)

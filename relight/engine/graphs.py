@@ -10,14 +10,14 @@ Rows of padding are copies of the last row: they compute and write what it does,
 they leave nothing that is not there without them, and need no expert that it does not need.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from relight.engine.plan import Rows
-from relight.kernels.device import refill
+from relight.engine.table import Table
 from relight.kernels.record import Recorder, Replay
 
 MOST_ROWS = 64
@@ -49,32 +49,6 @@ def shapes(num_slots: int, verify: int, max_context: int) -> list[Shape]:
         contexts.append(contexts[-1] * CONTEXT_STEP)
     contexts[-1] = max_context
     return [Shape(rows, context) for rows in sorted(widths) for context in contexts]
-
-
-class Table:
-    """What differs from one replay to the next: lines of integers, at one place on the device."""
-
-    def __init__(self, most: int, columns: int, device: torch.device) -> None:
-        self.most = most
-        self._lines = torch.zeros((most, columns), dtype=torch.int64, device=device)
-
-    def clear(self) -> None:
-        self._lines.zero_()
-
-    def fill(self, lines: Sequence[Sequence[int]], count: int) -> None:
-        """By one copy that nobody waits for. Lines of padding, up to `count`, are the last."""
-        padding = [lines[-1]] * (count - len(lines))
-        refill(self._lines[:count], [value for line in (*lines, *padding) for value in line])
-
-    def columns(self, count: int) -> Tensor:
-        """[columns, count] of the first lines. Each column lies in one piece, as kernels get
-        addresses."""
-        return self._lines[:count].t().contiguous()
-
-
-def smallest(widths: Iterable[int], count: int) -> int | None:
-    """The smallest of the widths that holds so many."""
-    return min((width for width in widths if width >= count), default=None)
 
 
 class RowInputs(NamedTuple):

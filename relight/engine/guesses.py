@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from relight.engine.draws import PARAMS, sampling_numbers, sampling_params
-from relight.engine.graphs import MOST_ROWS, Table, smallest
+from relight.engine.graphs import MOST_ROWS
 from relight.engine.plan import Draw, Rows
 from relight.engine.proposer import DraftProposer, Guesses, behind, guesses_of, who_asks
 from relight.engine.sampler import is_cut
+from relight.engine.table import Table, smallest
 from relight.kernels.record import Recorder, Replay
 
 PLACES = 3

@@ -5,9 +5,9 @@ from functools import partial
 
 from torch import Tensor
 
-from relight.engine.graphs import Table, smallest
 from relight.engine.plan import Draw
 from relight.engine.sampler import Sampled, asked_scores, scored
+from relight.engine.table import Table, smallest
 from relight.kernels.record import Recorder, Replay
 from relight.kernels.sample import Scores, score_tokens
 
