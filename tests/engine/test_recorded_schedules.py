@@ -99,3 +99,32 @@ def test_no_schedule_makes_a_difference(engines: tuple[RealEngine, RealEngine]) 
     assert runner.draws.num_replays > len(made) / 2
     asked = [any(rows.propose for rows in (*plan.made, *plan.given)) for plan in recorded.plans]
     assert runner.guesses.num_replays == sum(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engines", ["v4_dspark"], indirect=True)
+def test_a_replay_that_fails_ends_the_requests_of_its_step_and_no_others(
+    engines: tuple[RealEngine, RealEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, recorded = engines
+    prompt = words(SLOTS, 24)
+    wanted = eager.ask(prompt, max_tokens=4)
+
+    def fails() -> None:
+        raise RuntimeError("a replay failed")
+
+    runner = recorded.runner
+    assert runner.draws is not None
+    assert runner.guesses is not None
+    for replays in (runner.draws._recorded, runner.guesses._recorded):
+        first = [recorded.add(words(slot, 20), max_tokens=6) for slot in range(SLOTS)]
+        last = recorded.add(prompt, max_tokens=4)
+        recorded.until(lambda ids=first: all(recorded.answers[id].tokens for id in ids))
+        with monkeypatch.context() as patch:
+            for key in replays:
+                patch.setitem(replays, key, fails)  # type: ignore[arg-type]
+            recorded.step()
+        assert {recorded.answers[id].finish for id in first} == {"error"}
+        recorded.run()
+        assert_equal(recorded.answers[last], wanted)
+        recorded.check_all_given_back()
