@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -34,17 +35,30 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def install(version: str) -> Path:
-    """The library of that version, fetched if need be. An OSError says why it cannot be had."""
+    """The library of that version, fetched if need be, by any number of processes at once. An
+    OSError says why it cannot be had."""
     folder = FOLDER / version
     if not libraries(folder / "nvidia"):
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"]
-        command += ["--retries", "1", "--timeout", "20", "--disable-pip-version-check"]
-        package = "nvidia-cuda-nvrtc" + "-cu12" * version.startswith("12.")
-        command += ["--target", str(folder), f"{package}=={version}.*"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(f"pip cannot fetch NVRTC {version}: {done.stderr.strip()[-300:]}")
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=FOLDER) as scratch:
+            made = _fetch(version, Path(scratch) / "whole")
+            try:
+                made.rename(folder)
+            except OSError:  # another process was faster
+                if not libraries(folder / "nvidia"):
+                    raise
     return libraries(folder / "nvidia")[0]
+
+
+def _fetch(version: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"]
+    command += ["--retries", "1", "--timeout", "20", "--disable-pip-version-check"]
+    package = "nvidia-cuda-nvrtc" + "-cu12" * version.startswith("12.")
+    command += ["--target", str(folder), f"{package}=={version}.*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"pip cannot fetch NVRTC {version}: {done.stderr.strip()[-300:]}")
+    return folder
 
 
 def one_each(some: list[Kernel]) -> list[Kernel]:
