@@ -73,12 +73,12 @@ def give_kernels(
         log.warning("a kernel is refused, its op runs the torch definition: %s", text)
     binder = _binder(tools, selection)
     bound: Tree = binder.bind(weights)
-    taken, given = (
+    made, given = (
         ", ".join(f"{count} weights of {op}" for op, count in table.items())
-        for table in (binder.bound.taken, binder.bound.given)
+        for table in (binder.bound.made, binder.bound.given)
     )
     left = [f"{count} of {reason}" for reason, count in binder.bound.left.items()]
-    notes = [f"kernels for generated tokens: {taken or 'no weight takes them'}"]
+    notes = [f"kernels for generated tokens: {made or 'no weight takes them'}"]
     if given:
         notes.append(f"kernels for prompts: {given}")
     if left:

@@ -16,15 +16,15 @@ from relight.kernels.row_ops import NO_KERNELS, Ops
 
 @dataclass(slots=True)
 class Bound:
-    """What was found: `taken` counts weights by op, for made rows, and `given` for given rows;
+    """What was found: `made` counts weights by op, for made rows, and `given` for given rows;
     `left` counts those that stay the reference's by reason."""
 
-    taken: dict[str, int] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)
     given: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
 
     def count(self, op: str, objection: str, family: Family = "step") -> None:
-        table, key = (self.taken if family == "step" else self.given), op
+        table, key = (self.made if family == "step" else self.given), op
         if objection:
             of = "" if family == "step" else " for prompts"
             table, key = self.left, f"{op}{of}: {objection}"
@@ -69,7 +69,7 @@ class Binder:
         if self._linear is not None:
             objection = linear_step.objection(w)
             self.bound.count("linear", objection)
-            w = w if objection else replace(w, fast=self._linear)
+            w = w if objection else replace(w, made=self._linear)
         if self._given_linear is not None:
             objection = linear_given.objection(w)
             self.bound.count("linear", objection, "prefill")
@@ -81,7 +81,7 @@ class Binder:
         if self._experts is not None:
             objection = experts_step.objection(*parts)
             self.bound.count("experts", objection)
-            stacks = stacks if objection else replace(stacks, fast=self._experts)
+            stacks = stacks if objection else replace(stacks, made=self._experts)
         if self._given_experts is not None:
             objection = experts_given.objection(*parts)
             self.bound.count("experts", objection, "prefill")

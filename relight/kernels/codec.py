@@ -257,7 +257,7 @@ class DenseWeight:
     quantised."""
 
     data: Tensor  # [N, K]
-    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    made: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
     given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
 
     quantised = False
@@ -283,7 +283,7 @@ class Fp8Weight:
     data: Tensor  # [N, K] uint8
     scale: Tensor  # [ceil(N / block), ceil(K / block)] uint8
     block: int
-    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    made: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
     given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
     values: Tensor | None = field(default=None, kw_only=True, repr=False)  # decoded, if kept
 
@@ -319,7 +319,7 @@ class Fp4Weight:
     data: Tensor  # [N, K / 2] uint8
     scale: Tensor  # [N, K / 32] uint8
     act_block: int = 128
-    fast: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    made: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of made rows
     given: FastLinear | None = field(default=None, kw_only=True, repr=False)  # of given rows
     values: Tensor | None = field(default=None, kw_only=True, repr=False)  # decoded, if kept
 

@@ -55,14 +55,14 @@ def test_weights_are_found_wherever_they_are_and_share_their_tensors() -> None:
     fast = Fast()
     binder = Binder(fast, fast)
     (first, second), other, head = binder.bind(whole)
-    assert first.good.fast is second.good.fast is head.fast is fast
+    assert first.good.made is second.good.made is head.made is fast
     assert first.good.data is layer.good.data
     assert first.norm is layer.norm
     assert first.fine is layer.fine
     assert other == {"other": 1}
-    assert binder.bound.taken == {"linear": 3}
+    assert binder.bound.made == {"linear": 3}
     assert binder.bound.left == {"linear: its blocks are of 64, not one of (128, 32)": 2}
-    assert layer.good.fast is None
+    assert layer.good.made is None
 
 
 def test_nothing_chosen_leaves_all_as_it_is() -> None:
@@ -82,14 +82,14 @@ def test_products_go_to_the_kernels_of_the_rows_family() -> None:
         assert bool(grouped(groups, w, family, BF16).all())
         assert not bool(grouped(groups, w, family, F32).any())
         assert not bool(grouped(groups, w, other, BF16).any())
-    assert (made.bound.taken, made.bound.given) == ({"linear": 1}, {})
-    assert (given.bound.taken, given.bound.given) == ({}, {"linear": 1})
+    assert (made.bound.made, made.bound.given) == ({"linear": 1}, {})
+    assert (given.bound.made, given.bound.given) == ({}, {"linear": 1})
 
 
 def test_a_weight_may_have_kernels_for_one_family_only() -> None:
     binder = Binder(Fast(), None, given_linear=Fast())
     w = binder.bind(fp8(20, 1024))
-    assert w.fast is not None
+    assert w.made is not None
     assert w.given is None
     assert binder.bound.left == {"linear for prompts: it has 20 rows, not a multiple of 8": 1}
 
@@ -97,8 +97,8 @@ def test_a_weight_may_have_kernels_for_one_family_only() -> None:
 def test_a_part_of_a_weight_is_the_references() -> None:
     """A tile of it is decoded there, so kernels must not be asked for it."""
     w = Binder(Fast(), None).bind(fp8(256, 1024))
-    assert w.rows(0, 128).fast is None
-    assert Fp4Weight(torch.zeros(2, 16, dtype=U8), torch.zeros(2, 1, dtype=U8)).fast is None
+    assert w.rows(0, 128).made is None
+    assert Fp4Weight(torch.zeros(2, 16, dtype=U8), torch.zeros(2, 1, dtype=U8)).made is None
 
 
 def test_experts_go_to_the_kernels_of_the_rows_family_where_they_are_quantised() -> None:
@@ -114,8 +114,8 @@ def test_experts_go_to_the_kernels_of_the_rows_family_where_they_are_quantised()
     assert found(made.bind(plain)) == [("step", True)]
     assert found(given.bind(plain)) == [("prefill", True)]
     assert found(plain) == []
-    assert (made.bound.taken, made.bound.given) == ({"experts": 1}, {})
-    assert (given.bound.taken, given.bound.given) == ({}, {"experts": 1})
+    assert (made.bound.made, made.bound.given) == ({"experts": 1}, {})
+    assert (given.bound.made, given.bound.given) == ({}, {"experts": 1})
     narrow = Experts(stack(64, 512), stack(64, 512), stack(512, 64))
     assert given.bind(narrow).given is None
     (reason,) = given.bound.left

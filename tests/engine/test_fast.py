@@ -46,8 +46,8 @@ def test_further_weights_get_the_kernels_that_passed() -> None:
     """Those of a draft."""
     weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)),)
     chosen = Chosen(Selection((LINEAR,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
-    assert fast.bind_kernels(chosen, chosen.selection, weights)[0].fast is not None
-    assert fast.bind_kernels(chosen, Selection(), weights)[0].fast is None
+    assert fast.bind_kernels(chosen, chosen.selection, weights)[0].made is not None
+    assert fast.bind_kernels(chosen, Selection(), weights)[0].made is None
     assert fast.bind_kernels(Chosen(Selection(), None), Selection(), weights) is weights
 
 
@@ -78,7 +78,7 @@ def test_a_bad_kernel_is_refused_by_name_and_the_others_serve(caplog) -> None:
     chosen = Chosen(Selection((LINEAR, EXPERTS)), SimpleNamespace(side=None))  # type: ignore[arg-type]
     weights = (DenseWeight(torch.zeros(16, 4096, dtype=torch.bfloat16)), torch.zeros(3))
     (head, _), selection, notes = give_kernels(chosen, weights, CPU, one_bad)
-    assert head.fast is not None
+    assert head.made is not None
     assert selection.chosen == (LINEAR,)
     assert "experts:reference " in str(selection)
     assert "linear:reference/cuda" in str(selection)
@@ -103,7 +103,7 @@ def test_weights_with_kernels_for_prompts_are_named() -> None:
     weights = (Experts(stack, stack, stack),)
     (experts,), _, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
     assert experts.given is not None
-    assert experts.fast is None
+    assert experts.made is None
     assert notes[1] == "kernels for prompts: 1 weights of experts"
 
 
@@ -112,6 +112,6 @@ def test_products_of_prompts_have_kernels_of_their_own() -> None:
     weights = (DenseWeight(torch.zeros(16, 192, dtype=torch.bfloat16)), torch.zeros(3))
     (head, _), selection, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
     assert head.given is not None
-    assert head.fast is None
+    assert head.made is None
     assert notes[1] == "kernels for prompts: 1 weights of linear"
     assert "linear:cuda/reference" in str(selection)

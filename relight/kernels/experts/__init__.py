@@ -17,7 +17,7 @@ __all__ = ["Experts", "StackedDense", "StackedFp4", "StackedFp8", "experts", "sw
 
 
 class FastExperts(Protocol):
-    """Kernels for quantised rows, given to a layer's experts at load."""
+    """Kernels for quantised rows of one family, handed to a layer's experts at load."""
 
     def experts(
         self,
@@ -39,8 +39,8 @@ class Experts:
     w1: StackedWeight  # gate [E, I, D]
     w3: StackedWeight  # up [E, I, D]
     w2: StackedWeight  # down [E, D, I]
-    fast: FastExperts | None = field(default=None, kw_only=True, repr=False)  # for made rows
-    given: FastExperts | None = field(default=None, kw_only=True, repr=False)
+    made: FastExperts | None = field(default=None, kw_only=True, repr=False)  # of made rows
+    given: FastExperts | None = field(default=None, kw_only=True, repr=False)  # of given rows
 
 
 def experts(
@@ -68,7 +68,7 @@ def experts(
     expect_family(family)
     expect_boundary(boundary)
     parts = (stacks.w1, stacks.w3, stacks.w2)
-    kernels = stacks.fast if family == "step" else stacks.given
+    kernels = stacks.made if family == "step" else stacks.given
     if quantised and kernels is not None:
         return kernels.experts(x, ids, weights, *parts, limit, boundary)
     return reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)

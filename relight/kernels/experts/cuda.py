@@ -1,4 +1,4 @@
-"""Routed experts with few rows on CUDA devices: which kernels there are. Knows no router, and not
+"""Routed experts of made rows on CUDA devices: which kernels there are. Knows no router, and not
 whether it is chosen."""
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Routed experts for many rows, launched on a CUDA device. Knows no router, and not whether it is
+"""Routed experts of given rows, launched on a CUDA device. Knows no router, and not whether it is
 chosen.
 
 The host never learns which experts were chosen: pairs (a row with one of its slots) are put in

@@ -1,4 +1,4 @@
-"""Routed experts for few rows, launched on a CUDA device. Knows no router."""
+"""Routed experts of made rows, launched on a CUDA device. Knows no router."""
 
 import torch
 from torch import Tensor

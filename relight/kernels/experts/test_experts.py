@@ -146,9 +146,9 @@ class Noting:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_are_asked_for_the_rows_of_their_family(family) -> None:
     made, given = Noting(), Noting()
-    parts = replace(stacks("fp4", "cpu"), fast=made, given=given)
+    parts = replace(stacks("fp4", "cpu"), made=made, given=given)
     inputs = inputs_of(3, "cpu").values()
     assert bool((experts(*inputs, parts, 1.0, family, True, BF16) == 1).all())
     assert not bool((experts(*inputs, parts, 1.0, family, False, BF16) == 1).all())
     assert (made.asked, given.asked) == (([], [3]) if family == "prefill" else ([3], []))
-    experts(*inputs, replace(parts, fast=None, given=None), 1.0, family, True, BF16)
+    experts(*inputs, replace(parts, made=None, given=None), 1.0, family, True, BF16)

@@ -41,4 +41,4 @@ def grouped(x: Tensor, w: Weight, family: Family, boundary: torch.dtype) -> Tens
 
 
 def _kernels(w: Weight, family: Family) -> FastLinear | None:
-    return w.fast if family == "step" else w.given
+    return w.made if family == "step" else w.given

@@ -1,4 +1,4 @@
-"""Products with few rows on CUDA devices: which kernels there are and how they are called. Knows no
+"""Products of made rows on CUDA devices: which kernels there are and how they are called. Knows no
 layer, and not whether it is chosen."""
 
 from dataclasses import replace

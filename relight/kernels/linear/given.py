@@ -1,4 +1,4 @@
-"""Products with many rows, launched on a CUDA device. Knows no layer."""
+"""Products of given rows, launched on a CUDA device. Knows no layer."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Products with few rows, launched on a CUDA device. Knows no layer."""
+"""Products of made rows, launched on a CUDA device. Knows no layer."""
 
 import torch
 from torch import Tensor

@@ -122,8 +122,8 @@ class Answers:
 
 def test_each_family_asks_its_own_kernels_and_keeps_the_rest() -> None:
     x, data = torch.zeros(2, 64), torch.randn(4, 64)
-    both = DenseWeight(data, fast=Answers(1.0), given=Answers(2.0))
-    made, given = DenseWeight(data, fast=both.fast), DenseWeight(data, given=both.given)
+    both = DenseWeight(data, made=Answers(1.0), given=Answers(2.0))
+    made, given = DenseWeight(data, made=both.made), DenseWeight(data, given=both.given)
     for family, number, own, other in (("step", 1.0, made, given), ("prefill", 2.0, given, made)):
         for w, wanted in ((both, number), (own, number), (other, 0.0)):
             assert bool((linear(x, w, family, True, BF16) == wanted).all())
