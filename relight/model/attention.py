@@ -19,7 +19,7 @@ from relight.kernels import index, store
 from relight.kernels.attend import Keys, attend
 from relight.kernels.codec import Weight
 from relight.kernels.linear import grouped, linear
-from relight.kernels.rope import frequencies, rotate
+from relight.kernels.rope import frequencies
 from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.kernels.rows import Rows
 from relight.model.addresses import (
@@ -210,6 +210,3 @@ class Attention:
 
     def _linear(self, x: Tensor, weight: Weight, segment: Segment) -> Tensor:
         return linear(x, weight, segment.family, self.numerics.quantised, self.boundary)
-
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        return rotate(x, positions, self.frequencies, boundary=self.boundary)
