@@ -1,4 +1,4 @@
-// n-grams for the rows of a step: which rows of a table they are, the values of those rows, and how much of them each stream takes.
+// n-grams: which rows of a table they are, the values of those rows, and how much of them each stream takes.
 //
 // The macros of `row.cuh`; WIDTH is that of a stream.
 #include "row.cuh"

@@ -9,8 +9,8 @@ from relight.kernels.toolbox import Toolbox
 
 
 class RowEngram:
-    """`engram` of either family: a launch each. A table may be a part of one that was brought for
-    the step, with places in that part for rows."""
+    """`engram` of either family: a launch each. A table may be a part of one, brought for these
+    tokens, with places in that part for rows."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools

@@ -1,4 +1,4 @@
-"""Draws of few rows on CUDA devices: which kernels there are. Knows no request, and not whether it
+"""Draws on CUDA devices: which kernels there are. Knows no request, and not whether it
 is chosen."""
 
 from relight.kernels.block import plain

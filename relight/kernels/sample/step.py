@@ -1,4 +1,4 @@
-"""Draws of few rows, launched on a CUDA device. Knows no request."""
+"""Draws, launched on a CUDA device. Knows no request."""
 
 import torch
 from torch import Tensor
