@@ -77,6 +77,7 @@ class RowCompress:
     def put_raw(self, raw: Raw, places: Tensor, ring: Tensor, kept: Tensor | None = None) -> None:
         """Rows kept [m] of the raw ones, or all, into rows places [m] of the ring."""
         count, channels = len(places), raw.values.shape[1]
+        assert kept is not None or count == len(raw.values), f"{count} places for all raw rows"
         if count == 0:
             return
         kernel = cuda.put_raw(self._tools.form, channels, raw.ape.shape[0])
