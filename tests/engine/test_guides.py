@@ -42,7 +42,7 @@ SIZE = TINY.vocab_size
 MARK = TINY.special
 WORDS = Vocabulary(TINY)
 CONTEXT = 48
-SCHEDULES = 8  # for each of the four kinds below
+SCHEDULES = 10  # for each of the six kinds below
 
 DIGITS = 'start: /[0-9]{2,9}/ ("-" /[a-f]+/)?'
 MARKED = f'start: "ab" <[{MARK.dsml}]> /[0-9]{{2}}/ | /x{{9}}/'
@@ -153,6 +153,9 @@ def random_request(rng: random.Random, id: str) -> Request:
             Constraint(grammar=MARKED, after=MARK.dsml, opens_tag=True),
         ]
     )
+    if rng.random() < 0.5 and (constraint is None or constraint.after == MARK.think_close):
+        budget = {"think_budget": rng.randint(0, max_tokens), "think_close": MARK.think_close}
+        sampling = msgspec.structs.replace(sampling, **budget)
     prompt = tuple(rng.randrange(20) for _ in range(rng.randint(1, 12)))
     return Request(id=id, prompt=prompt, sampling=sampling, constraint=constraint)
 
@@ -244,10 +247,10 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
         guided = Guided(
             make_engine,
             executor() if executor else None,
-            num_pages=rng.randint(12, 16) if tight else 80,
-            num_slots=rng.randint(2, 5),
+            num_pages=rng.randint(12, 13) if tight else 80,
+            num_slots=5 if tight else rng.randint(2, 5),
             num_records=rng.choice([0, 3, 12]),
-            admit_output=rng.choice([1, 4]) if tight else 40,
+            admit_output=1 if tight else 40,
             speculation=Speculation(rng.randint(1, 5)) if number % 3 else None,
         )
         engine, left = guided.engine, rng.randint(4, 8)
@@ -266,6 +269,11 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
                 for s in engine.sequences.values()
                 if s.request.constraint is not None and s.request.constraint.after is None
             )
+            seen["guessed right with a budget"] += sum(
+                sum(s.checks[1:])
+                for s in engine.sequences.values()
+                if s.request.constraint and s.request.sampling.think_budget is not None
+            )
             seen["guessed right"] += sum(engine.scheduler.speculation.tally.accepted)
         for sequence in engine.sequences.values():
             constraint = sequence.request.constraint
@@ -273,8 +281,9 @@ def test_no_schedule_changes_what_a_grammar_lets_through(
                 seen["preempted"] += sequence.num_preemptions > 0
                 seen["begun later"] += constraint.after in engine.texts[sequence.request.id][:-2]
     wanted = ("stop", "length", "begun later", "guessed right", "guessed beside a grammar")
-    assert all(seen[kind] for kind in (*wanted, "guessed right inside")), seen
-    assert seen["preempted"] or not tight
+    wanted += ("guessed right inside", "guessed right with a budget")
+    assert all(seen[kind] for kind in wanted), seen
+    assert seen["preempted"] or not tight, seen
 
 
 def calm(id: str, grammar: str | None, max_tokens: int = 12) -> Request:
