@@ -197,6 +197,8 @@ def test_experts_of_another_form_are_refused_by_reason() -> None:
     assert "64 values" in experts_step.objection(stack(2, 32, 64), up, down)
     fine = [StackedFp4(w.data, w.scale, 64) for w in (up, up, down)]
     assert "blocks of 64, not one of (128, 32)" in experts_step.objection(*fine)
+    apart = StackedFp4(up.data, torch.zeros(*up.scale.shape, 2, dtype=U8)[..., 0])
+    assert "not in one piece" in experts_step.objection(apart, up, down)
     up.scale[1, 2, 3] = 255
     assert "NaN" in experts_step.objection(up, up, down)
 

@@ -27,8 +27,10 @@ def objection_to_form(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -
         if w.act_block not in cuda.ACT_BLOCKS:
             blocks = f"blocks of {w.act_block}, not one of {cuda.ACT_BLOCKS}"
             return f"their inputs are rounded in {blocks}"
-        if w.data.data_ptr() % 16 or w.scale.data_ptr() % 8 or not w.data.is_contiguous():
-            return "they do not begin at whole 16 bytes, in one piece"
+        if w.data.data_ptr() % 16 or w.scale.data_ptr() % 8:
+            return "they do not begin at whole 16 bytes"
+        if not (w.data.is_contiguous() and w.scale.is_contiguous()):
+            return "they are not in one piece"
     return cuda.objection_to_widths(2 * w1.data.shape[2], 2 * w2.data.shape[2])
 
 
