@@ -1,5 +1,5 @@
-// A block on a processor: lanes meet where lanes of a device meet, and each access to memory is looked at (watch.h). For tests of kernels without a device; the
-// layouts of matrix fragments are those of the PTX ISA, "Matrix Fragments for mma". Knows no kernel.
+// A block on a processor: lanes meet where lanes of a device meet, and each access to memory is looked at (watch.h). For tests of
+// kernels without a device; the layouts of matrix fragments are those of the PTX ISA, "Matrix Fragments for mma". Knows no kernel.
 // Few headers: they are most of what compiling a kernel takes.
 #include <math.h>
 #include <setjmp.h>
