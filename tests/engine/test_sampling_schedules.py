@@ -256,7 +256,7 @@ def test_a_budget_knows_whether_thinking_was_closed_by_guesses(
     watched = Watched(make_engine, random.Random(budget), depth=6)
     for seed in range(1, 9):
         sampling = SamplingParams(
-            max_tokens=10, seed=seed, think_budget=budget, think_close=5, logit_bias=((5, 3.0),)
+            max_tokens=10, seed=seed, think_budget=budget, think_close=5, logit_bias=((5, 2.0),)
         )
         watched.add([seed], sampling)
     watched.run()
