@@ -157,7 +157,7 @@ class Guide:
     @property
     def may_guess(self) -> bool:
         """Whether it can be known what may be drawn behind a guess."""
-        return self.is_ready and not self._is_forced(0)
+        return self.is_ready and self._may_try and not self._is_forced(0)
 
     def guesses(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the guesses at what comes next that may be tried at once, as far as that is
