@@ -18,7 +18,7 @@ from relight.engine.graphs import Shape
 from relight.engine.runner import Runner
 from relight.kernels import peek
 from relight.kernels.experts import reference as experts_reference
-from relight.kernels.record import Recorder
+from relight.kernels.record import Recorder, recorder
 from relight.kernels.sample import reference as sample_reference
 from relight.model import addresses
 
@@ -144,3 +144,12 @@ class Tape:
 
     def free_bytes(self) -> int:
         return self.free - self.each * self.num_recorded
+
+
+def recorder_of(device: str) -> Recorder:
+    """The device's own; a tape on a processor."""
+    if device == "cpu":
+        return Tape()
+    found = recorder(torch.device(device))
+    assert found is not None, f"{device} cannot record"
+    return found

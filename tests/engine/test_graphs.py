@@ -21,13 +21,13 @@ from relight.engine.graphs import MOST_ROWS, Shape, shapes
 from relight.engine.plan import Draw, PageWrite, Rows, SetLength, StepPlan
 from relight.engine.recording import PATIENCE_S, choose_recorder, record_steps
 from relight.engine.runner import Runner
-from relight.kernels.record import Recorder, is_out_of_memory, recorder
+from relight.kernels.record import Recorder, is_out_of_memory
 from relight.kernels.row_ops import Ops, RowOps
 from relight.kernels.streams import side_stream
 from relight.kernels.testing import assert_bits_equal
 from relight.model.network import load, network
 from tests.engine.real import RealEngine, assert_equal, sampled, words, write_checkpoint
-from tests.engine.tape import Operations, Tape, record_all
+from tests.engine.tape import Operations, Tape, record_all, recorder_of
 from tests.model.harness import GOLDEN
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -40,14 +40,6 @@ PROMPTS = [words(number, length) for number, length in enumerate((3, 127, 254, 4
 @pytest.fixture(params=["v4", pytest.param("v41", marks=pytest.mark.slow)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path, request.param)
-
-
-def recorder_of(device: str) -> Recorder:
-    if device == "cpu":
-        return Tape()
-    found = recorder(torch.device(device))
-    assert found is not None, f"{device} cannot record"
-    return found
 
 
 def engine(checkpoint: Path, device: str, recorded: Sequence[Shape] = ()) -> RealEngine:

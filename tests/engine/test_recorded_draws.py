@@ -14,9 +14,8 @@ from relight.engine.draws import KINDS, Kind, RecordedDraws, kind_of
 from relight.engine.plan import Draw, Mask, SetCounts
 from relight.engine.sampler import Sampler, read
 from relight.engine.scores import MOST_TOLD
-from relight.kernels.record import Recorder, recorder
 from relight.kernels.testing import assert_bits_equal
-from tests.engine.tape import Operations, Tape
+from tests.engine.tape import Operations, recorder_of
 
 VOCAB, ROWS, SLOTS = 72, 16, 12
 NAN, INF = math.nan, math.inf
@@ -46,14 +45,6 @@ SAMPLINGS = [
     params(logprobs=MOST_TOLD + 1, temperature=0.0),
     params(logprobs=0, top_p=0.5, presence_penalty=0.5),
 ]
-
-
-def recorder_of(device: str) -> Recorder:
-    if device == "cpu":
-        return Tape()
-    found = recorder(torch.device(device))
-    assert found is not None, f"{device} cannot record"
-    return found
 
 
 class Both:

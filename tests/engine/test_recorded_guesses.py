@@ -13,7 +13,7 @@ from relight.engine.plan import Draw, Rows
 from relight.engine.proposer import DraftProposer, Guesses, propose
 from relight.kernels.testing import assert_bits_equal, tells_waits, waits
 from tests.engine.real import RealEngine, sampled, words, write_checkpoint
-from tests.engine.test_recorded_draws import recorder_of
+from tests.engine.tape import recorder_of
 
 SLOTS = 4
 SAMPLINGS = (

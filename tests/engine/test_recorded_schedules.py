@@ -9,8 +9,7 @@ import pytest
 
 from relight.engine.graphs import Shape
 from tests.engine.real import RealEngine, assert_equal, words, write_checkpoint
-from tests.engine.tape import record_all
-from tests.engine.test_recorded_draws import recorder_of
+from tests.engine.tape import record_all, recorder_of
 
 SCHEDULES, REQUESTS, SLOTS, DEPTH = 2, 6, 3, 3
 WIDTHS = (1, 4, 16)

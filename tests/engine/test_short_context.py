@@ -21,8 +21,7 @@ from relight.kernels.testing import assert_bits_equal
 from relight.model import attention, csa2
 from relight.model.network import load, network
 from tests.engine.real import sampled, words
-from tests.engine.tape import record_all
-from tests.engine.test_recorded_draws import recorder_of
+from tests.engine.tape import record_all, recorder_of
 from tests.model.harness import GOLDEN
 
 TOPK = 512
