@@ -80,6 +80,17 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(autouse=True)
+def memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers share one accelerator: what a test of 2^31 elements took, torch would keep for the
+    worker that ran it, and the others would find none."""
+    yield
+    if "gpu" in request.keywords:
+        import torch
+
+        torch.accelerator.empty_cache()
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)` compares with tests/golden/<name>."""
