@@ -68,7 +68,7 @@ EMBER_V41 = replace(
     EMBER,
     rms_norm_eps=1e-20,
     fp8_block=32,
-    index_topk=128,
+    index_topk=256,
     layers=csa2_schedule(
         (0, 2, 2, 2, 1, 1, 1, 1),
         kv_sources=(1, 4),
@@ -76,11 +76,12 @@ EMBER_V41 = replace(
         engram_rows={1: table_rows(ENGRAM, 1)[0]},
     ),
     generation="v4.1",
-    candidates=CandidateSpec(source=4, topk_blocks=32, block_size=8),
+    candidates=CandidateSpec(source=4, topk_blocks=64, block_size=8),
     engram=ENGRAM,
 )
 """Every role: full (1 and 4), reuse (2, 5, 7), reindex before the candidates' source (3) and among
-its 256 candidates (6), which bind from 257 tokens on."""
+its 512 candidates (6), which bind from 513 tokens on. Picks bind from 257 tokens on where an entry
+is one token: the same share of a text as V4's 64 of an entry for four."""
 
 check_official_numerics(EMBER_V41)
 

@@ -64,11 +64,14 @@ HYPER = ("_fn", "ape")
 class Mode:
     """What a forward pass does. `weights`, `activations`: whether they are rounded as stored and
     served. `sparse`: attention reads the picks of the indexer only, which `random_picks` replaces
-    by chance. `engram`: whether n-grams are looked up, where there are any."""
+    by chance; without it, all that layers with an indexer may pick, and `borrowed` has the layers
+    without one read its picks all the same. `engram`: whether n-grams are looked up, where there
+    are any."""
 
     weights: bool = False
     activations: bool = False
     sparse: bool = True
+    borrowed: bool = False
     random_picks: bool = False
     engram: bool = True
 

@@ -32,6 +32,7 @@ class Shared:
     keys: dict[int, Tensor] = field(default_factory=dict)  # [B, E, index_dim]
     scores: dict[int, Tensor] = field(default_factory=dict)  # [B, T, E]
     picks: dict[int, Tensor] = field(default_factory=dict)  # [B or 1, T, E]
+    own: dict[int, Tensor] = field(default_factory=dict)  # what the indexer's layer itself reads
     candidates: Tensor | None = None  # [B, T, E], 0 or -inf
 
 
@@ -109,7 +110,8 @@ class NetworkV41(Network):
             self._choose(layer, w, shared, x.detach(), latent.detach(), b, t, mode)
         if layer.kv_source is not None and layer.index_source is not None:
             entries = shared.entries[layer.kv_source]
-            picks, scores = shared.picks[layer.index_source], shared.scores[layer.index_source]
+            chosen = shared.own if layer.index_source == layer.index else shared.picks
+            picks, scores = chosen[layer.index_source], shared.scores[layer.index_source]
         out = self._attend(q, window, entries, picks, w["attn.attn_sink"], b, t, scores, extras)
         return self._out(w, out, cos, sin, mode)
 
@@ -171,8 +173,8 @@ class NetworkV41(Network):
         hidden = hidden_entries(t, layer.ratio, x.device)
         scores = (dots * share.view(b, t, -1, 1).to(self.dtype)).sum(2, dtype=torch.float32)
         shared.scores[layer.index] = scores = scores + hidden
-        if not mode.sparse:
-            shared.picks[layer.index] = hidden[None]
+        if not (mode.sparse or mode.borrowed):
+            shared.picks[layer.index] = shared.own[layer.index] = hidden[None]
             return
         ranked = torch.rand_like(scores) + hidden if mode.random_picks else scores.detach()
         if layer.index > blocks.source:
@@ -184,7 +186,11 @@ class NetworkV41(Network):
         best = ranked.topk(min(cfg.index_topk, ranked.shape[-1]), dim=-1).indices
         picked = torch.full_like(ranked, -math.inf).scatter_(-1, best, 0.0)
         # What is invisible or no candidate stays so, although it may be among so few.
-        shared.picks[layer.index] = picked.masked_fill(ranked.isneginf(), -math.inf)
+        barred = ranked.isneginf()
+        shared.picks[layer.index] = picked = picked.masked_fill(barred, -math.inf)
+        shared.own[layer.index] = (
+            picked if mode.sparse else torch.zeros_like(ranked).masked_fill(barred, -math.inf)
+        )
 
 
 def best_blocks(scores: Tensor, newest: Tensor, size: int, count: int) -> Tensor:

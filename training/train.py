@@ -1,8 +1,9 @@
 """Trains ember against the clock: batches, loss, steps, checkpoints, a log. Knows no score.
 
 The phases follow the share of the time that has passed, so a slower machine makes fewer steps and
-the same schedule: dense attention first, then the indexer's picks, then the roundings of the
-checkpoint and of the cache while the rate falls to zero.
+the same schedule: dense attention first, then the indexer's picks, V4.1 in turn with dense
+attention for a while; the roundings of the checkpoint and of the cache from the middle on, while
+the rate falls to zero.
 """
 
 import json
@@ -26,7 +27,12 @@ from training.optimiser import Optimiser
 from training.rows import DOCUMENT, PROMPT, TAG
 from training.stream import Batch, Stream
 
-SPARSE_FROM = 0.6
+SPARSE_FROM = {"v4": 0.6, "v4.1": 0.75}
+MIXED_FROM = {"v4": 0.6, "v4.1": 0.25}
+"""From then on every other step is sparse. V4.1's layers that borrow picks read nothing else from
+the first step on: else it is they that learn to look back, for what only they know, which no
+indexer before them can foresee (of what such a layer read at keys, 30 % was among the picks, and
+keys were found one time in eight)."""
 ROUNDED_FROM = 0.5
 DECAY_FROM = 0.5
 WARM_STEPS = 100
@@ -173,11 +179,15 @@ class Trainer:
         self.spent_s = spent_s
 
     def _one_step(self, batch: Batch, progress: float) -> None:
-        rounded = progress >= ROUNDED_FROM
-        mode = Mode(rounded, rounded, sparse=progress >= SPARSE_FROM)
         self.step += 1
         self.factor.fill_(self._factor(progress))
-        self._replayed(batch.ids, batch.tags, mode)
+        self._replayed(batch.ids, batch.tags, self._mode(progress))
+
+    def _mode(self, progress: float) -> Mode:
+        generation, rounded = self.config.generation, progress >= ROUNDED_FROM
+        mixed = progress >= MIXED_FROM[generation] and self.step % 2 == 0
+        sparse = mixed or progress >= SPARSE_FROM[generation]
+        return Mode(rounded, rounded, sparse, borrowed=True)
 
     def _whole_step(self, ids: Tensor, tags: Tensor, mode: Mode) -> None:
         loss, extras = self._loss(ids, tags, mode)
