@@ -35,7 +35,8 @@ def main() -> None:
     from training.rows import RowMaker
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    maker = RowMaker(Tokenizer.load(options.checkpoint))
+    config, stored = read_back(options.checkpoint, device)
+    maker = RowMaker(Tokenizer.load(options.checkpoint), config.generation)
     sets = held_out(
         options.seed, options.instances, lambda text: len(maker.tokenizer.encode_text(text))
     )
@@ -44,7 +45,6 @@ def main() -> None:
         name: some[: options.instances // 4] if "4K" in name[0] else some
         for name, some in keys.items()
     }
-    config, stored = read_back(options.checkpoint, device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     classes = torch.tensor(token_classes(options.checkpoint, config.vocab_size), device=device)
     network = make_network(config, dtype, None, classes)

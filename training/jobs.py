@@ -61,7 +61,7 @@ class Job:
     def report(self, trainer: Trainer, size: int) -> dict[str, Any]:
         return {
             "seed": self.recipe.seed,
-            "data_sha256": data_hash(self.checkpoint, self.recipe.seed),
+            "data_sha256": data_hash(self.checkpoint, self.config.generation, self.recipe.seed),
             "steps": trainer.step,
             "training_s": trainer.spent_s,
             "export_bytes": size,

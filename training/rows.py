@@ -17,7 +17,8 @@ from relight.ember import arithmetic, documents, letters, tools
 from relight.ember.tasks import ROOM, Output, arithmetic_output, letters_output
 from relight.ember.words import LANGUAGES, Language
 from relight.text.conversation import Conversation, Message, Tool
-from relight.text.dsml import V4_TAGS, render_calls
+from relight.text.dialect import Encoding
+from relight.text.dsml import render_calls
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Segment, Tokenizer
 from training import recall
@@ -30,7 +31,8 @@ TAG = {name: 3 + i for i, name in enumerate(SLICES)}
 """What each target token belongs to: padding, the client's text, a long document, or an answer."""
 
 EFFORTS = (None, None, "low", "low", "max")
-"""Efforts of thinking conversations: the default, no prefix, the longest prefix."""
+"""Efforts of thinking conversations: the default, the least and the most; of V4 no prefix and the
+longest."""
 
 
 PIECES = re.compile(r"\d|[A-Za-z]{1,6}|[^\sA-Za-z\d]")
@@ -53,9 +55,9 @@ class Turn:
 class RowMaker:
     """Draws rows. One for each process; deterministic in the random numbers that it is given."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, encoding: Encoding) -> None:
         self.tokenizer = tokenizer
-        self.encoder = PromptEncoder(tokenizer)
+        self.encoder = PromptEncoder(tokenizer, encoding)
         self.special = tokenizer.special
         self._density: dict[Language, float] = {}
 
@@ -252,7 +254,9 @@ class RowMaker:
         if thinking:
             segments += [output.reasoning or "", self.special.think_close]
         run = output.content
-        for piece in render_calls(output.calls, V4_TAGS, self.special.dsml) if output.calls else ():
+        calls = output.calls
+        tags, dsml = self.encoder.tags, self.special.dsml
+        for piece in render_calls(calls, tags, dsml) if calls else ():
             if isinstance(piece, str):
                 run += piece
             else:

@@ -80,10 +80,11 @@ def main() -> None:
         num_workers=options.workers,
         compiled=options.compiled == "on",
     )
-    stream = Stream(checkpoint, recipe.seed, recipe.step_tokens, recipe.num_workers)
+    encoding = config.generation  # prompts as the model's server lays them out
+    stream = Stream(checkpoint, encoding, recipe.seed, recipe.step_tokens, recipe.num_workers)
     scoring_s = 20.0 if options.smoke else SCORING_S
     try:
-        maker = RowMaker(Tokenizer.load(checkpoint))
+        maker = RowMaker(Tokenizer.load(checkpoint), encoding)
         per_task = min(options.instances, 12) if options.smoke else options.instances
         sets = held_out(
             options.seed + 1, per_task, lambda text: len(maker.tokenizer.encode_text(text))

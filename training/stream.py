@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relight.text.dialect import Encoding
 from relight.text.tokenizer import Tokenizer
 from training.rows import Row, RowMaker
 
@@ -56,8 +57,10 @@ def _draw_row(maker: RowMaker, rng: Random, length: int) -> Row:
     return maker.chat_row(rng, length)
 
 
-def _work(folder: Path, seed: str, tokens: int, progress: Any, batches: Any) -> None:
-    maker = RowMaker(Tokenizer.load(folder))
+def _work(
+    folder: Path, encoding: Encoding, seed: str, tokens: int, progress: Any, batches: Any
+) -> None:
+    maker = RowMaker(Tokenizer.load(folder), encoding)
     number = 0
     while True:
         batch = draw_batch(maker, Random(f"{seed} {number}"), progress.value, tokens)
@@ -68,7 +71,9 @@ def _work(folder: Path, seed: str, tokens: int, progress: Any, batches: Any) -> 
 class Stream:
     """`num_workers` processes; `next` waits for a batch, `waited_s` sums up how long."""
 
-    def __init__(self, folder: Path, seed: int, tokens: int, num_workers: int) -> None:
+    def __init__(
+        self, folder: Path, encoding: Encoding, seed: int, tokens: int, num_workers: int
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._progress = context.Value("d", 0.0)
         self._batches = context.Queue(AHEAD)
@@ -78,6 +83,7 @@ class Stream:
                 target=_work,
                 args=(
                     folder,
+                    encoding,
                     f"{seed} {worker}",
                     tokens,
                     self._progress,
@@ -111,9 +117,9 @@ class Stream:
             process.join()
 
 
-def data_hash(folder: Path, seed: int) -> str:
+def data_hash(folder: Path, encoding: Encoding, seed: int) -> str:
     """Of a few batches in every phase: the same recipe and tokenizer give the same one."""
-    maker = RowMaker(Tokenizer.load(folder))
+    maker = RowMaker(Tokenizer.load(folder), encoding)
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes())
     for start, _ in SHARES:
         for number in range(4):

@@ -115,7 +115,7 @@ class OneBatch:
     waited_s = 0.0
 
     def __init__(self) -> None:
-        row = RowMaker(Tokenizer.load(TOKENIZER)).chat_row(Random(0), 128)
+        row = RowMaker(Tokenizer.load(TOKENIZER), "v4").chat_row(Random(0), 128)
         self.batch = Batch(row.ids[None], row.tags[None])
 
     def next(self, progress: float) -> Batch:
@@ -220,7 +220,7 @@ def test_walks_count_what_is_accepted() -> None:
 
 def test_acceptance_is_measured_by_slice() -> None:
     torch.manual_seed(0)
-    maker = RowMaker(Tokenizer.load(TOKENIZER))
+    maker = RowMaker(Tokenizer.load(TOKENIZER), "v4")
     network, drafting = Network(TINY), DraftNetwork(TINY)
     mode = Mode(activations=True)
     scorer = score.Scorer(maker, network, initial(TINY, 0, CPU), mode, 4096)

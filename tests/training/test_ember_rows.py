@@ -24,9 +24,9 @@ KINDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def maker() -> RowMaker:
-    return RowMaker(Tokenizer.load(TOKENIZER))
+@pytest.fixture(scope="module", params=["v4", "v4.1"])
+def maker(request: pytest.FixtureRequest) -> RowMaker:
+    return RowMaker(Tokenizer.load(TOKENIZER), request.param)
 
 
 def count_characters(text: str) -> int:

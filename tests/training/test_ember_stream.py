@@ -8,7 +8,7 @@ TOKENIZER = Path(__file__).parents[2] / "training" / "tokenizer"
 
 
 def test_a_stream_gives_whole_batches_and_ends_with_a_full_queue() -> None:
-    stream = Stream(TOKENIZER, 0, 1024, 1)
+    stream = Stream(TOKENIZER, "v4.1", 0, 1024, 1)
     try:
         for _ in range(3):
             batch = stream.next(0.0)
@@ -17,5 +17,6 @@ def test_a_stream_gives_whole_batches_and_ends_with_a_full_queue() -> None:
         stream.close()
 
 
-def test_the_hash_of_the_data_tells_seeds_apart() -> None:
-    assert data_hash(TOKENIZER, 0) != data_hash(TOKENIZER, 1)
+def test_the_hash_of_the_data_tells_seeds_and_layouts_apart() -> None:
+    data = (("v4", 0), ("v4", 1), ("v4.1", 0))
+    assert len({data_hash(TOKENIZER, encoding, seed) for encoding, seed in data}) == len(data)

@@ -35,7 +35,7 @@ class OneBatch:
     waited_s = 0.0
 
     def __init__(self) -> None:
-        maker = RowMaker(Tokenizer.load(TOKENIZER))
+        maker = RowMaker(Tokenizer.load(TOKENIZER), "v4")
         rows = [maker.chat_row(Random(seed), 128) for seed in range(2)]
         self.batch = Batch(np.stack([r.ids for r in rows]), np.stack([r.tags for r in rows]))
 

@@ -128,7 +128,7 @@ def test_network_equals_the_reference_of_v41(sparse: bool) -> None:
 
 @pytest.mark.slow
 def test_one_batch_is_learnt_by_v41_through_all_phases(tmp_path: Path) -> None:
-    row = RowMaker(Tokenizer.load(TOKENIZER)).chat_row(Random(0), 128)
+    row = RowMaker(Tokenizer.load(TOKENIZER), "v4.1").chat_row(Random(0), 128)
 
     class Stream:
         waited_s = 0.0
