@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from relight.base.errors import BadRequest
-from relight.base.packaged import EMBER
+from relight.base.packaged import DEFAULT_MODEL
 from relight.base.settings import Settings, load
 from relight.base.types import EngineInfo
 from relight.engine.client import EngineClient, LocalClient
@@ -24,7 +24,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = EMBER,
+        model: str | Path = DEFAULT_MODEL,
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
         **settings: object,

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from relight.base.packaged import EMBER
+from relight.base.packaged import EMBER_V4
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
 from tools.arms import GO_ON, Arm, compare, known
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument(GO_ON, action="store_true", help="behind the arms that the file has")
     args = parser.parse_args()
     base = Settings(
-        model=EMBER,
+        model=EMBER_V4,
         device=args.device,
         num_slots=len(LENGTHS),
         max_context=CONTEXT,

@@ -1,6 +1,6 @@
 """Loads a server with clients that come, go and change their minds, and checks what is left of it.
 
-    python -m tools.soak [--model ember-v4] [--minutes 20] [--clients 32] [--seed 0]
+    python -m tools.soak [--model FOLDER] [--minutes 20] [--clients 32] [--seed 0]
 
 The server runs on a small page pool, so that requests wait, share prefixes and give way. Prompts
 are token ids of mixed lengths, many with a common beginning; a quarter of the streams is closed at
@@ -30,7 +30,7 @@ import httpx
 
 from relight.base.config import read_config
 from relight.base.errors import RelightError
-from relight.base.packaged import EMBER, model_folder
+from relight.base.packaged import DEFAULT_MODEL, NAMES, model_folder
 
 SCRIPT = """
 import json, sys
@@ -265,7 +265,9 @@ def vocab_size(model: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=EMBER, help="folder of a checkpoint, or ember-v4")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help=f"folder of a checkpoint, or {NAMES}"
+    )
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)

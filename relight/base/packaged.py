@@ -11,16 +11,22 @@ from relight.base.errors import BadCheckpoint
 from relight.base.files import read_regular
 from relight.base.headers import fault
 
-EMBER = "ember-v4"
+EMBER_V4 = "ember-v4"
+DEFAULT_MODEL = EMBER_V4
+"""What is served, asked and measured where none is named."""
+
 MANIFEST = "hashes.json"
 PACKAGED: dict[str, tuple[Path, str]] = {
-    EMBER: (
+    EMBER_V4: (
         Path(__file__).parents[1] / "ember" / "v4",
         "c8181a593bc20e4a8d2eb5eef85587077ec394a268f9207e3ce838a8d368d99d",
     ),
 }
 """Name to folder and SHA-256 of its manifest, which has that of each other file. So data of another
 release is told from this one's."""
+
+NAMES = " or ".join(PACKAGED)
+"""As help texts say it."""
 
 REMEDY = "install relight again, or give the folder of another model"
 SHOWN_DIGITS = 16

@@ -17,7 +17,7 @@ import msgspec
 
 from relight.base.errors import BadSetting
 from relight.base.knobs import GROUPS, PREFIX, Group, Knob, declare, describe, parse_bytes
-from relight.base.packaged import EMBER
+from relight.base.packaged import DEFAULT_MODEL, NAMES
 from relight.base.proven import which
 
 
@@ -25,8 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The settings in effect. A default of 0 or "auto" means: derived from model and machine."""
 
     model: Annotated[
-        str, declare("model", "folder of the checkpoint, or ember-v4, which is inside the package")
-    ] = EMBER
+        str, declare("model", f"folder of the checkpoint, or {NAMES}, from inside the package")
+    ] = DEFAULT_MODEL
     served_name: Annotated[
         str, declare("model", "model name that clients send; empty: the folder's name")
     ] = ""

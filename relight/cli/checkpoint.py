@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from relight.base.packaged import NAMES
+
 FOLDER = Annotated[Path, typer.Argument(help="Folder to write, made if it is not there.")]
 FORCE = Annotated[bool, typer.Option("--force", help="Overwrite a checkpoint that is there.")]
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="Folder of the checkpoint, or ember-v4.")],
+    model: Annotated[str, typer.Argument(help=f"Folder of the checkpoint, or {NAMES}.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Check a checkpoint's config and headers, and show its layers, tensors and bytes.

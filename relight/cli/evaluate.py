@@ -11,7 +11,7 @@ import typer
 
 from relight import __version__
 from relight.base.errors import BadSetting
-from relight.base.packaged import EMBER
+from relight.base.packaged import DEFAULT_MODEL, NAMES
 from relight.cli import show
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ MAX_ENGINES = 8
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Folder of a checkpoint, or ember-v4.")] = EMBER,
+    model: Annotated[
+        str, typer.Argument(help=f"Folder of a checkpoint, or {NAMES}.")
+    ] = DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     tasks: Annotated[
         str,

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from relight.base.errors import BadCheckpoint
-from relight.base.packaged import EMBER, MANIFEST, PACKAGED, check_files, model_folder
+from relight.base.packaged import (
+    DEFAULT_MODEL,
+    MANIFEST,
+    NAMES,
+    PACKAGED,
+    check_files,
+    model_folder,
+)
 from relight.base.settings import load
 
 
@@ -61,27 +68,35 @@ def test_data_of_another_release_is_refused_though_it_agrees_with_itself(
         check_files(folder, 64 * "1")
 
 
-def test_any_other_name_is_a_path(tmp_path: Path) -> None:
-    for model in (str(tmp_path), f"./{EMBER}", f"{EMBER}/", "EMBER-V4"):
+@pytest.mark.parametrize("name", PACKAGED)
+def test_any_other_name_is_a_path(tmp_path: Path, name: str) -> None:
+    for model in (str(tmp_path), f"./{name}", f"{name}/", name.upper()):
         assert model_folder(model) == Path(model)
 
 
+@pytest.mark.parametrize("name", PACKAGED)
 def test_a_packaged_name_is_checked_wherever_it_is_asked_for(
-    packed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    packed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder, digest = packed
-    monkeypatch.setitem(PACKAGED, EMBER, (folder, digest))
-    assert model_folder(EMBER) == folder
+    monkeypatch.setitem(PACKAGED, name, (folder, digest))
+    assert model_folder(name) == folder
     (folder / "config.json").write_bytes(b"{ }")
     with pytest.raises(BadCheckpoint):
-        model_folder(EMBER)
+        model_folder(name)
 
 
-def test_the_package_has_the_model_of_this_release_and_no_file_besides() -> None:
-    folder = model_folder(EMBER)
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_package_has_the_model_of_this_release_and_no_file_besides(name: str) -> None:
+    folder = model_folder(name)
     listed = json.loads((folder / MANIFEST).read_bytes())
     assert {file.name for file in folder.iterdir()} == {*listed, MANIFEST}
 
 
-def test_without_a_model_the_packaged_one_is_meant() -> None:
-    assert load({}, {}).settings.model == EMBER
+def test_without_a_model_a_packaged_one_is_meant() -> None:
+    assert load({}, {}).settings.model == DEFAULT_MODEL
+    assert DEFAULT_MODEL in PACKAGED
+
+
+def test_the_help_names_all_models_inside_the_package() -> None:
+    assert NAMES.split(" or ") == list(PACKAGED)

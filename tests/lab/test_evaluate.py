@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from relight.base.errors import Unavailable
-from relight.base.packaged import EMBER, model_folder
+from relight.base.packaged import DEFAULT_MODEL, model_folder
 from relight.base.types import Request, TokenDelta
 from relight.ember.bars import BARS
 from relight.ember.tasks import TASKS, Instance, Output, Task, instances
@@ -20,7 +20,7 @@ from relight.text.dsml import V4_TAGS, render_calls
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.load(model_folder(EMBER))
+TOKENIZER = Tokenizer.load(model_folder(DEFAULT_MODEL))
 ENCODER = PromptEncoder(TOKENIZER)
 SEED = 3
 
