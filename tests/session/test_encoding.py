@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from relight.base.config import read_config
 from relight.base.errors import BadConfig
+from relight.base.packaged import PACKAGED, model_folder
 from relight.base.settings import Settings
 from relight.session.encoding import encoding_of
 from relight.text.tokenizer import SPELLING, Tokenizer
@@ -32,6 +34,14 @@ def checkpoint(folder: Path, config: str, *, marked: bool = True) -> tuple[Path,
 )
 def test_a_model_is_asked_in_its_own_layout(tmp_path: Path, config: str, encoding: str) -> None:
     assert encoding_of(Settings(), *checkpoint(tmp_path, config)) == encoding
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_a_model_of_the_package_is_asked_as_it_was_trained(name: str) -> None:
+    """Its rows were laid out by the name of its generation."""
+    folder = model_folder(name)
+    encoding = encoding_of(Settings(), folder, Tokenizer.load(folder))
+    assert encoding == read_config(folder).config.generation
 
 
 @pytest.mark.parametrize("encoding", ["v4", "v4-first", "v4.1"])
