@@ -34,7 +34,8 @@ SERVED = Mode(activations=True)
 @dataclass(frozen=True, slots=True)
 class Job:
     """`checkpoint` is a folder with the tokenizer, and for a draft with the backbone. `train_s` and
-    `decode_s`: seconds for training, and for what one round of scores decodes."""
+    `decode_s`: seconds for training, and for what one round of scores decodes. `start`: a
+    checkpoint to go on from."""
 
     config: ModelConfig
     recipe: Recipe
@@ -46,6 +47,7 @@ class Job:
     sets: Sets
     per_task: int
     resume: Path | None
+    start: Path | None
     train_s: Callable[[], float]
     decode_s: float
     is_late: Callable[[], bool]
@@ -84,6 +86,8 @@ class Job:
 def make_backbone(job: Job, stream: Stream, samples: tuple[str, ...]) -> None:
     config, device, recipe = job.config, job.device, job.recipe
     trainer = Trainer(config, recipe, stream, device, job.out, job.scratch, job.classes)
+    if job.start:
+        trainer.go_on_from(read_back(job.start, device)[1])
     _train(job, trainer)
     stream.close()
     size = export(config, trainer.parameters, job.checkpoint)

@@ -7,7 +7,7 @@ head_dim, E entries of a row, X experts, I their width.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -64,9 +64,8 @@ HYPER = ("_fn", "ape")
 class Mode:
     """What a forward pass does. `weights`, `activations`: whether they are rounded as stored and
     served. `sparse`: attention reads the picks of the indexer only, which `random_picks` replaces
-    by chance; without it, all that layers with an indexer may pick, and `borrowed` has the layers
-    without one read its picks all the same. `engram`: whether n-grams are looked up, where there
-    are any."""
+    by chance; without it, all entries, but `borrowed` has the layers without an indexer of their
+    own read picks all the same. `engram`: whether n-grams are looked up, where there are any."""
 
     weights: bool = False
     activations: bool = False
@@ -220,11 +219,13 @@ class Network:
         rounded = self._act(x, mode.activations)
         q, latent = self._queries_of(w, rounded, cos, sin, mode)
         window = self._rows_of(w, rounded, cos, sin, mode)
-        entries = bias = scores = None
+        entries = bias = None
+        scores: tuple[Tensor, ...] = ()
         if layer.ratio:
             entries = self._entries(layer, w, "attn.compressor", x, b, t, mode.activations)
             if layer.attention == "csa":
-                scores, bias = self._select(layer, w, x, latent, b, t, mode)
+                found, bias = self._select(layer, w, x, latent, b, t, mode)
+                scores = (found,)
             else:
                 bias = hidden_entries(t, layer.ratio, x.device)[None]
         out = self._attend(q, window, entries, bias, w["attn.attn_sink"], b, t, scores, extras)
@@ -323,11 +324,12 @@ class Network:
         sink: Tensor,
         b: int,
         t: int,
-        scores: Tensor | None,
+        learners: Sequence[Tensor],
         extras: Extras | None,
     ) -> Tensor:
         """q [N, H, K] -> [N, H, K]. Each block of 128 queries reads two blocks of rows, and all
-        entries of its row under `bias`; one softmax over both and the sink."""
+        entries of its row under `bias`; one softmax over both and the sink. `learners`: scores
+        [B, T, E] of the indexers that learn from where it looked."""
         size, heads, dim = self.config.window, self.config.num_heads, self.config.head_dim
         blocks = t // size
         rows = window.reshape(b, blocks, size, dim)
@@ -355,10 +357,15 @@ class Network:
         out = out.view(b, t * heads, dim)
         if entries is not None:
             out = out + torch.bmm(far.reshape(b, t * heads, count), entries)
-        if scores is not None and extras is not None:
-            mass = far.detach().sum(2, dtype=torch.float32)[..., : scores.shape[-1]]
-            extras.index_losses.append(index_loss(scores, mass, bias, extras.valid))
+        if learners and extras is not None:
+            mass = self._mass(far.detach())[..., : learners[0].shape[-1]]
+            extras.index_losses += [index_loss(x, mass, bias, extras.valid) for x in learners]
         return out.view(-1, heads, dim)
+
+    @staticmethod
+    def _mass(far: Tensor) -> Tensor:
+        """What the indexer learns of shares [B, T, H, E] of attention: [B, T, E]."""
+        return far.sum(2, dtype=torch.float32)
 
     def _table(
         self, layer: LayerSpec, b: int, t: int, step: int, device: torch.device

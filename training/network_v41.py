@@ -103,7 +103,8 @@ class NetworkV41(Network):
         rounded = self._act(x, mode.activations)
         q, latent = self._queries_of(w, rounded, cos, sin, mode)
         window = self._rows_of(w, rounded, cos, sin, mode)
-        entries = picks = scores = None
+        entries = picks = None
+        learners: list[Tensor] = []
         if layer.attention == "full":
             self._make_entries(layer, w, shared, x, b, t, mode)
         if layer.index_source == layer.index:
@@ -111,8 +112,13 @@ class NetworkV41(Network):
         if layer.kv_source is not None and layer.index_source is not None:
             entries = shared.entries[layer.kv_source]
             chosen = shared.own if layer.index_source == layer.index else shared.picks
-            picks, scores = chosen[layer.index_source], shared.scores[layer.index_source]
-        out = self._attend(q, window, entries, picks, w["attn.attn_sink"], b, t, scores, extras)
+            picks = chosen[layer.index_source]
+            learners.append(shared.scores[layer.index_source])
+            assert self.config.candidates is not None
+            source = self.config.candidates.source
+            if layer.index_source > source:  # what it will look for, its candidates must hold
+                learners.append(shared.scores[source])
+        out = self._attend(q, window, entries, picks, w["attn.attn_sink"], b, t, learners, extras)
         return self._out(w, out, cos, sin, mode)
 
     def _make_entries(
@@ -177,7 +183,7 @@ class NetworkV41(Network):
             shared.picks[layer.index] = shared.own[layer.index] = hidden[None]
             return
         ranked = torch.rand_like(scores) + hidden if mode.random_picks else scores.detach()
-        if layer.index > blocks.source:
+        if mode.sparse and layer.index > blocks.source:
             assert shared.candidates is not None
             ranked = ranked + shared.candidates
         if layer.index == blocks.source:
@@ -186,11 +192,13 @@ class NetworkV41(Network):
         best = ranked.topk(min(cfg.index_topk, ranked.shape[-1]), dim=-1).indices
         picked = torch.full_like(ranked, -math.inf).scatter_(-1, best, 0.0)
         # What is invisible or no candidate stays so, although it may be among so few.
-        barred = ranked.isneginf()
-        shared.picks[layer.index] = picked = picked.masked_fill(barred, -math.inf)
-        shared.own[layer.index] = (
-            picked if mode.sparse else torch.zeros_like(ranked).masked_fill(barred, -math.inf)
-        )
+        shared.picks[layer.index] = picked = picked.masked_fill(ranked.isneginf(), -math.inf)
+        shared.own[layer.index] = picked if mode.sparse else hidden[None]
+
+    @staticmethod
+    def _mass(far: Tensor) -> Tensor:
+        """Squares: a head that looks at a thousand entries a little is no reason to pick any."""
+        return far.square().sum(2, dtype=torch.float32)
 
 
 def best_blocks(scores: Tensor, newest: Tensor, size: int, count: int) -> Tensor:

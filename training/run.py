@@ -101,6 +101,7 @@ def main() -> None:
             sets=sets,
             per_task=per_task,
             resume=options.resume,
+            start=options.start,
             train_s=lambda: 60 * options.minutes - (time.monotonic() - begun) - scoring_s,
             decode_s=6.0 if options.smoke else DECODE_S,
             is_late=lambda: time.monotonic() - begun > 60 * options.minutes + 30,
@@ -125,6 +126,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--network", choices=("v4", "v4.1"), default="v4")
     parser.add_argument(
         "--draft-for", type=Path, help="train a draft for the backbone in this folder instead"
+    )
+    parser.add_argument(
+        "--start", type=Path, help="train the last phases only, from the checkpoint in this folder"
     )
     parser.add_argument("--smoke", action="store_true", help="every stage in about a minute")
     parser.add_argument("--seed", type=int, default=0)

@@ -33,6 +33,9 @@ MIXED_FROM = {"v4": 0.6, "v4.1": 0.25}
 the first step on: else it is they that learn to look back, for what only they know, which no
 indexer before them can foresee (of what such a layer read at keys, 30 % was among the picks, and
 keys were found one time in eight)."""
+
+GOING_ON_FROM = 0.6
+"""Where in the schedule a run begins that starts from the weights of another."""
 ROUNDED_FROM = 0.5
 DECAY_FROM = 0.5
 WARM_STEPS = 100
@@ -91,6 +94,7 @@ class Trainer:
         self.network = self._network()
         self.points: list[Point] = []
         self.step = 0
+        self.begun_at = 0.0
         self.spent_s = 0.0
         self.scale = 1.0
         weights = torch.zeros(256)
@@ -142,7 +146,8 @@ class Trainer:
         start = time.monotonic() - self.spent_s
         last_log = last_save = time.monotonic()
         tokens = waited_s = 0.0
-        while (progress := (time.monotonic() - start) / budget_s) < 1:
+        while (share := (time.monotonic() - start) / budget_s) < 1:
+            progress = self.begun_at + (1 - self.begun_at) * share
             batch = self.stream.next(progress)
             self._one_step(batch, progress)
             tokens += batch.tags.size
@@ -273,6 +278,13 @@ class Trainer:
 
     def _file(self) -> Path:
         return self.scratch / "resume.pt"
+
+    @torch.no_grad()
+    def go_on_from(self, weights: Parameters) -> None:
+        """Weights as they are stored, in a new run of the last phases."""
+        for name, tensor in self.parameters.items():
+            tensor.copy_(weights[name])
+        self.begun_at = GOING_ON_FROM
 
     def resume(self, path: Path) -> None:
         state = torch.load(path, map_location=self.device, weights_only=True)

@@ -85,3 +85,16 @@ def test_muon_updates_have_singular_values_near_one(shape: tuple[int, ...]) -> N
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
     assert float(values.min()) > 0.6
     assert float(values.max()) < 1.3
+
+
+def test_a_run_from_stored_weights_begins_in_the_last_phases(tmp_path: Path) -> None:
+    trainer, other = tiny_trainer(tmp_path), tiny_trainer(tmp_path)
+    trainer._one_step(trainer.stream.next(0.0), 0.1)
+    other.go_on_from(trainer.parameters)
+    for name, tensor in trainer.parameters.items():
+        assert torch.equal(tensor, other.parameters[name]), name
+    modes: list[Mode] = []
+    other._one_step = lambda batch, progress: modes.append(other._mode(progress))  # type: ignore[assignment, method-assign]
+    other.run(0.001)
+    assert modes
+    assert all(mode.weights and mode.activations for mode in modes)
