@@ -112,13 +112,17 @@ class Holdings:
         return Take(RecordMove(sequence.slot, record, boundary), provisional=not planned)
 
     def commit(self, sequence: Sequence, end: int, take: Take | None) -> None:
-        """Tokens [0, end) are computed: indexes the pages that are complete by that, and `take`."""
+        """Tokens [0, end) are computed: indexes the pages that are complete by that, and `take` if
+        it lies no further."""
         sequence.computed, size = end, self.page_tokens
         while sequence.shares and (len(sequence.path) + 1) * size <= end:
             self._index_next_page(sequence)
         if take is None:
             return
         record, boundary = take.move.record, take.move.boundary
+        if boundary > end:
+            self.cancel(sequence, take)
+            return
         if not take.provisional:
             self._index_record(sequence, record, boundary)
             return

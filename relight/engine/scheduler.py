@@ -40,8 +40,8 @@ The rules, in order:
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ordered
 
 from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
@@ -54,7 +54,7 @@ from relight.engine.guides import Guide
 from relight.engine.holdings import Holdings
 from relight.engine.plan import Drawn, Proposed, Result, Scored, StepPlan
 from relight.engine.sequence import NO_SLOT, Sequence
-from relight.engine.settle import commit_rows, kept, token_of
+from relight.engine.settle import kept, token_of
 from relight.engine.share import share_rows
 from relight.engine.speculate import Speculation, Tally
 from relight.engine.waiting import WaitingRoom
@@ -302,64 +302,96 @@ class Scheduler:
         results = list(results)
         drawn = iter([r for r in results if not isinstance(r, Proposed)])
         guesses = iter([r for r in results if isinstance(r, Proposed)])
-        deltas, right = [], 0
-        for number, work in enumerate(self._next(plan).work):
+        deltas = []
+        for work in self._next(plan).work:
             sequence = work.sequence
-            count = 1 + len(work.proposed) if work.draws else 0
-            delta = self._settle(work, list(islice(drawn, count)), now)
+            delta = self._settle(work, drawn, now)
             if delta is not None:
                 deltas.append(delta)
-                if number < len(plan.made):
-                    right += max(0, len(delta.tokens) - 1)
             if work.asks:
                 proposed = next(guesses)
                 if self.speculation and sequence.finish is None and not sequence.leaving:
                     sequence.proposal = self.speculation.cut(sequence, proposed)
             if sequence.guide is not None and sequence.finish is None:
                 sequence.guide.go_on(sequence.proposal)
-            self._land(sequence)
+            if sequence.leaving:
+                self._land(sequence)
         if self.speculation is not None:
+            right = sum(max(0, len(delta.tokens) - 1) for delta in deltas)
             self.speculation.land(right, 0.0 if plan.given else seconds)
         return deltas
 
-    def _settle(self, work: Work, drawn: list[Drawn], now: float) -> TokenDelta | None:
+    def _settle(self, work: Work, drawn: Iterator[Drawn], now: float) -> TokenDelta | None:
         """What a step drew for a sequence becomes part of it, and what it computed of that is
         committed."""
         sequence = work.sequence
-        if sequence.finish not in (None, "abort"):
-            self.holdings.cancel(sequence, work.take)  # void: it ended in the step before
+        if sequence.finish is not None:
+            self._settle_ended(work, kept(work, drawn))
             return None
-        counting = kept(work, drawn)
+        if work.proposed:
+            return self._settle_guesses(work, kept(work, drawn), now)
+        if not work.draws:
+            self.holdings.commit(sequence, work.end, work.take)
+            return None
+        result = next(drawn)
+        token = token_of(result)
+        if token < 0:
+            self._distrust(work)
+            return self._give_up(sequence, (), (), now)
+        finish = self._learn(sequence, token, now)
+        self.holdings.commit(sequence, work.end, work.take)
+        told = (result.logprobs,) if isinstance(result, Scored) else ()
+        if finish is not None:
+            return self._end(sequence, finish, now, tokens=(token,), logprobs=told)
+        return sequence.delta((token,), None, logprobs=told)
+
+    def _settle_guesses(self, work: Work, results: Ordered[Drawn], now: float) -> TokenDelta:
+        """The same where there were guesses, so that more than one draw may count."""
+        sequence = work.sequence
         tokens: list[int] = []
         told: list[Logprobs] = []
-        finish: FinishReason | None = None
-        if sequence.finish is None:
-            for result in counting:
-                token = token_of(result)
-                if finish is not None or token < 0:
-                    break
-                if tokens:
-                    sequence.expect()
-                finish = self._learn(sequence, token, now)
-                tokens.append(token)
-                if isinstance(result, Scored):
-                    told.append(result.logprobs)
+        finish, is_fault = None, False
+        for result in results:
+            token = token_of(result)
+            is_fault = token < 0
+            if is_fault:
+                break
+            if tokens:
+                sequence.expect()
+            finish = self._learn(sequence, token, now)
+            tokens.append(token)
+            if isinstance(result, Scored):
+                told.append(result.logprobs)
+            if finish is not None:
+                break
         accepted = max(0, len(tokens) - 1)
-        if work.proposed:
-            sequence.planned = work.end + accepted
-            sequence.overran = accepted < len(work.proposed)
-            if self.speculation and sequence.finish is None:
-                self.speculation.count(sequence, len(work.proposed), accepted)
-        is_fault = finish is None and any(token_of(result) < 0 for result in counting)
-        end = work.end + accepted
-        commit_rows(self.holdings, work, end, is_fault, lost=is_fault and not tokens)
-        if sequence.finish is not None:
-            return None
+        sequence.planned = end = work.end + accepted
+        sequence.overran = accepted < len(work.proposed)
+        if self.speculation is not None:
+            self.speculation.count(sequence, len(work.proposed), accepted)
+        if is_fault:
+            self._distrust(work)
+        if tokens:
+            self.holdings.commit(sequence, end, None if is_fault else work.take)
         if is_fault:
             return self._give_up(sequence, tuple(tokens), tuple(told), now)
         if finish is not None:
             return self._end(sequence, finish, now, tokens=tuple(tokens), logprobs=tuple(told))
-        return sequence.delta(tuple(tokens), None, logprobs=tuple(told)) if tokens else None
+        return sequence.delta(tuple(tokens), None, logprobs=tuple(told))
+
+    def _settle_ended(self, work: Work, results: Ordered[Drawn]) -> None:
+        """The same where nothing that was drawn counts any more."""
+        if work.sequence.finish != "abort":
+            self.holdings.cancel(work.sequence, work.take)  # void: it ended in the step before
+        elif any(token_of(result) < 0 for result in results):
+            self._distrust(work)
+        else:
+            self.holdings.commit(work.sequence, work.end, work.take)
+
+    def _distrust(self, work: Work) -> None:
+        """A row of the sequence gave no number."""
+        work.sequence.distrusted = True
+        self.holdings.cancel(work.sequence, work.take)
 
     def _next(self, plan: StepPlan) -> Flight:
         """The step in flight that was planned first."""
@@ -391,8 +423,7 @@ class Scheduler:
         if sequence.first_token_s is None:
             sequence.first_token_s = now
         sampling = sequence.request.sampling
-        is_forced = sequence.num_known - sequence.num_prompt <= len(sampling.forced)
-        if token in sampling.stop_token_ids and not is_forced:
+        if token in sampling.stop_token_ids and not sequence.is_forced:
             return "stop"
         if sequence.num_known >= sequence.most:
             return "length"

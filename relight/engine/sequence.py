@@ -99,6 +99,11 @@ class Sequence:
         return len(self.tokens) - self.planned
 
     @property
+    def is_forced(self) -> bool:
+        """Whether its last known token is one that had to be."""
+        return self.num_known - self.num_prompt <= len(self.request.sampling.forced)
+
+    @property
     def may_start(self) -> bool:
         """Whether its grammar is compiled, if it has one."""
         return self.guide is None or self.guide.is_ready
