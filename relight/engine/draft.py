@@ -94,37 +94,31 @@ class Draft:
             first = sequence.num_sent_pages
             self.pages.append(PageWrite(slot, first, tuple(sequence.pages[first:])))
             sequence.num_sent_pages = len(sequence.pages)
-        if end <= sequence.num_known:
+        tokens: tuple[int, ...]
+        if end - start == 1:
+            tokens = (sequence.tokens[start],) if end <= sequence.num_known else NOT_KNOWN
+        elif end <= sequence.num_known:
             tokens = tuple(sequence.tokens[start:end])
-        elif end - start == 1:
-            tokens = NOT_KNOWN
         else:
             tokens = (*sequence.tokens[start : end - 1], LAST_SAMPLED)
         draws = end == total
         assert not proposed or end == total == sequence.num_known, "guesses at what is known"
-        self.rows[role].append(
-            Rows(
-                slot,
-                start,
-                tokens + proposed,
-                draws,
-                len(proposed),
-                propose if draws else 0,
-                whole_from,
-            )
-        )
+        propose = propose if draws else 0
+        rows = Rows(slot, start, tokens + proposed, draws, len(proposed), propose, whole_from)
+        self.rows[role].append(rows)
         if draws:
             sampling, made = sequence.request.sampling, total - sequence.num_prompt
             for place in range(len(proposed) + 1):
-                mask, number = sequence.mask(place), made + place
-                if mask is not None and mask.closing:
-                    number = max(number, sampling.min_tokens)  # it cannot be longer
+                mask, number = None, made + place
+                if sequence.guide is not None:
+                    mask = sequence.mask(place)
+                    if mask is not None and mask.closing:
+                        number = max(number, sampling.min_tokens)  # it cannot be longer
                 self.draws[role].append(Draw(slot, total + place, sampling, number, mask))
             sequence.expect()
         if take:
             self.takes.append(take.move)
-        asks = draws and propose > 0
-        self.work[role].append(Work(sequence, end, draws, take, proposed, asks))
+        self.work[role].append(Work(sequence, end, draws, take, proposed, propose > 0))
         sequence.planned, sequence.proposal = end, ()
         sequence.in_flight += 1
 

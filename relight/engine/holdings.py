@@ -95,11 +95,14 @@ class Holdings:
         Given rows end exactly where one is planned. Made rows take one at each boundary that they
         pass, since nobody knows where they will end.
         """
-        boundaries, boundary = sequence.boundaries, end // self.page_tokens * self.page_tokens
+        boundary = end // self.page_tokens * self.page_tokens
+        if boundary <= sequence.planned:
+            return None  # as in most steps
+        boundaries = sequence.boundaries
         planned = boundary in boundaries or boundary % self.record_interval == 0
         while boundaries and boundaries[-1] <= end:
             boundaries.pop()
-        if boundary <= sequence.planned or not sequence.shares or (role == GIVEN and not planned):
+        if not sequence.shares or (role == GIVEN and not planned):
             return None
         # A step whose input is not known may turn out to be void, so it must not spoil the record
         # that there is.

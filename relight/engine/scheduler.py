@@ -167,7 +167,7 @@ class Scheduler:
     def _is_better_later(self) -> bool:
         """Whether a step now would be for some of those only who will draw at the same pace when
         the step in flight has landed."""
-        if self._flights[-1].speculates:
+        if self.speculation is not None and self._flights[-1].speculates:
             return True
         if self.waiting or not self.running:
             return False
@@ -220,13 +220,16 @@ class Scheduler:
             return
         if end > len(sequence.pages) * self.index.page_tokens:
             end = min(end, self._grow(sequence, end))
-        if end > start:
-            proposed = self._proposed(sequence, end) if sequence.proposal else ()
-            take = self.holdings.take(sequence, role, end + len(proposed))
-            ahead = self.speculation.wanted(sequence) if self.speculation else 0
+        if end <= start:
+            return
+        whole = 0
+        if role == GIVEN and self.limits.replay_rows:
             whole = sequence.whole_from(self.limits.replay_rows)
             self.num_bounded_tokens += max(0, min(end, whole) - start)
-            draft.compute(sequence, role, end, take, proposed, ahead, whole)
+        proposed = self._proposed(sequence, end) if sequence.proposal else ()
+        take = self.holdings.take(sequence, role, end + len(proposed))
+        ahead = self.speculation.wanted(sequence) if self.speculation else 0
+        draft.compute(sequence, role, end, take, proposed, ahead, whole)
 
     def _proposed(self, sequence: Sequence, end: int) -> tuple[int, ...]:
         """The guesses behind `end` that the sequence may have, one less than it may draw, and for

@@ -33,14 +33,11 @@ def share_rows(
     going: Ordered[Sequence], limits: Limits, cost: StepCost, page_tokens: int
 ) -> dict[Sequence, int]:
     """Given rows of those of the sequences, the oldest first, whose next tokens are given."""
-    wants, num_made = [], 0
-    for sequence in going:
-        if sequence.roles[sequence.planned] == GIVEN:
-            wants.append((sequence, _wanted(sequence)))
-        else:
-            num_made += min(sequence.num_unread + len(sequence.proposal), limits.made_rows)
+    wants = [(s, _wanted(s)) for s in going if s.roles[s.planned] == GIVEN]
     if not wants:
         return {}
+    making = [s for s in going if s.roles[s.planned] != GIVEN]
+    num_made = sum(min(s.num_unread + len(s.proposal), limits.made_rows) for s in making)
     parts = budget(cost, num_made, limits.step_target_s, limits.max_step_tokens)
     return share(wants, parts, cost, page_tokens)
 
