@@ -107,14 +107,11 @@ class Draft:
         rows = Rows(slot, start, tokens + proposed, draws, len(proposed), propose, whole_from)
         self.rows[role].append(rows)
         if draws:
-            sampling, made = sequence.request.sampling, total - sequence.num_prompt
-            for place in range(len(proposed) + 1):
-                mask, number = None, made + place
-                if sequence.guide is not None:
-                    mask = sequence.mask(place)
-                    if mask is not None and mask.closing:
-                        number = max(number, sampling.min_tokens)  # it cannot be longer
-                self.draws[role].append(Draw(slot, total + place, sampling, number, mask))
+            if proposed or sequence.guide is not None:
+                self.draws[role].extend(_draws(sequence, len(proposed)))
+            else:
+                made = total - sequence.num_prompt
+                self.draws[role].append(Draw(slot, total, sequence.request.sampling, made))
             sequence.expect()
         if take:
             self.takes.append(take.move)
@@ -136,3 +133,15 @@ class Draft:
             takes=tuple(self.takes),
         )
         return Flight(plan, self.work[1] + self.work[0], self.admitted)
+
+
+def _draws(sequence: Sequence, num_guesses: int) -> list[Draw]:
+    """Behind the last token of the sequence, and behind each of so many guesses."""
+    slot, total, sampling = sequence.slot, len(sequence.tokens), sequence.request.sampling
+    draws = []
+    for place in range(num_guesses + 1):
+        mask, made = sequence.mask(place), total + place - sequence.num_prompt
+        if mask is not None and mask.closing:
+            made = max(made, sampling.min_tokens)  # it cannot be longer
+        draws.append(Draw(slot, total + place, sampling, made, mask))
+    return draws

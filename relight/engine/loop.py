@@ -127,9 +127,11 @@ class Loop:
         load = Load.of(step.plan)
         self._meter.observe(load, self._step_s)
         self._scheduler.cost = self._meter.cost
+        made_before = self._scheduler.num_generated_tokens
         deltas = self._scheduler.commit(step.plan, results, now, interval_s)
         self._goes_on = self._scheduler.has_work
-        self._pace.observe(load.given, sum(len(delta.tokens) for delta in deltas), self._step_s)
+        num_made = self._scheduler.num_generated_tokens - made_before
+        self._pace.observe(load.given, num_made, self._step_s)
         return deltas
 
     def _drain(self) -> list[TokenDelta]:
@@ -156,7 +158,7 @@ class Loop:
     def _news(self) -> EngineStats:
         """What a client is told: it keeps choices that it knows, which seldom change."""
         stats = self.stats()
-        if stats.spec_choices is self._told:
+        if stats.spec_choices and stats.spec_choices is self._told:
             return msgspec.structs.replace(stats, spec_choices=())
         self._told = stats.spec_choices
         return stats

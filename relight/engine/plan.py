@@ -110,8 +110,8 @@ class Proposed(msgspec.Struct, frozen=True):
 
 
 Result = Drawn | Proposed
-"""A step gives a `Drawn` for each of its draws, and a `Proposed` for each `Rows` that asks for one,
-both in their order."""
+"""A step gives a `Drawn` for each of its draws, and behind them a `Proposed` for each `Rows` that
+asks for one, both in their order."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):

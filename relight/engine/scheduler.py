@@ -42,6 +42,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
+from typing import cast
 
 from relight.base.errors import BadRequest
 from relight.base.types import EngineStats, FinishReason, Logprobs, Request, TokenDelta
@@ -303,8 +304,8 @@ class Scheduler:
     ) -> list[TokenDelta]:
         """The step has run and gave `results`, so long after the one before, if anybody knows."""
         results = list(results)
-        drawn = iter([r for r in results if not isinstance(r, Proposed)])
-        guesses = iter([r for r in results if isinstance(r, Proposed)])
+        drawn = iter(cast("list[Drawn]", results))
+        guesses = iter(cast("list[Proposed]", results[len(plan.draws) :]))
         deltas = []
         for work in self._next(plan).work:
             sequence = work.sequence
@@ -343,7 +344,7 @@ class Scheduler:
             return self._give_up(sequence, (), (), now)
         finish = self._learn(sequence, token, now)
         self.holdings.commit(sequence, work.end, work.take)
-        told = (result.logprobs,) if isinstance(result, Scored) else ()
+        told = () if isinstance(result, int) else (result.logprobs,)
         if finish is not None:
             return self._end(sequence, finish, now, tokens=(token,), logprobs=told)
         return sequence.delta((token,), None, logprobs=told)
