@@ -1,10 +1,11 @@
 """How steps are run: one after the other, or each while the next is planned. Knows no scheduler."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Protocol
 
+from relight.engine.onethread import Call, OneThread
 from relight.engine.plan import Result, StepPlan
 
 Read = Callable[[], Iterable[Result]]
@@ -60,9 +61,9 @@ class Overlapped:
 
     ahead = 1
 
-    def __init__(self, runner: Runner, executor: Executor | None = None) -> None:
+    def __init__(self, runner: Runner, executor: Executor | OneThread | None = None) -> None:
         self._runner = runner
-        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="step")
+        self._executor = executor or OneThread("step")
         self._failed = False
 
     def launch(self, plan: StepPlan) -> Read:
@@ -80,5 +81,5 @@ class Overlapped:
             self._failed = True  # seen by the step behind, which the same thread launches
             raise
 
-    def _read(self, launched: "Future[Any]") -> Iterable[Result]:
+    def _read(self, launched: "Call | Future[Any]") -> Iterable[Result]:
         return self._runner.read(launched.result())

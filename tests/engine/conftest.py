@@ -15,6 +15,7 @@ from relight.cache.prefix import GIVEN, MADE, PrefixIndex, RecordPool
 from relight.engine import sequence
 from relight.engine.admission import Limits
 from relight.engine.loop import Loop
+from relight.engine.onethread import OneThread
 from relight.engine.plan import (
     LAST_SAMPLED,
     Draw,
@@ -280,7 +281,7 @@ class SimulatedEngine:
     def __init__(
         self,
         *,
-        executor: Executor | None = None,
+        executor: Executor | OneThread | None = None,
         num_pages: int = 64,
         num_slots: int = 4,
         num_records: int = 16,

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,14 @@ from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
 from relight.engine.assemble import assemble
 from relight.engine.graphs import Shape
+from relight.engine.onethread import OneThread
 from relight.engine.plan import LAST_SAMPLED
 from tests.engine.conftest import AtLast, AtOnce
 from tests.engine.real import VOCAB, words, write_checkpoint
 from tests.engine.tape import Tape, record_all
 from tests.engine.test_scheduler import prompt_of, run_until
 
-EXECUTORS = [AtOnce, AtLast, lambda: ThreadPoolExecutor(1)]
+EXECUTORS = [AtOnce, AtLast, lambda: OneThread("step")]
 overlapping = pytest.mark.parametrize("executor", EXECUTORS, ids=["at once", "at last", "thread"])
 
 
@@ -149,7 +149,7 @@ def test_a_failed_step_ends_its_requests_and_those_behind_it_go_on(make_engine, 
 
 def test_the_host_plans_while_a_step_runs(make_engine):
     """The step waits for the plan of the next one: it would never end if they did not overlap."""
-    engine = make_engine(executor=ThreadPoolExecutor(1))
+    engine = make_engine(executor=OneThread("step"))
     planned = [threading.Event() for _ in range(8)]
     calls = iter(planned)
     plan, execute = engine.scheduler.plan, engine.runner.execute
