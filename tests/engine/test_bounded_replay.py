@@ -58,8 +58,10 @@ def test_a_model_without_a_decoder_refuses_it() -> None:
     assert replay_rows(V41_FLASH, Settings(replay="bounded")) == 128
 
 
-def test_short_prompts_are_exact_and_longer_ones_are_not(checkpoint: Path, cold) -> None:
-    exact = RealEngine(checkpoint, "cpu")
+def test_short_prompts_are_exact_and_longer_ones_are_not(
+    checkpoint: Path, device: str, cold
+) -> None:
+    exact = RealEngine(checkpoint, device)
     assert_equal(cold(TEXT[:128], max_tokens=6), exact.ask(TEXT[:128], max_tokens=6))
     longer = cold(TEXT[:300]).logits[0]
     assert not longer.equal(exact.ask(TEXT[:300]).logits[0])
@@ -120,8 +122,8 @@ def test_a_sequence_that_lost_its_slot_goes_on_with_the_same_bits(
     assert_equal(engine.answers[id], cold(TEXT[:length], max_tokens=count))
 
 
-def test_guesses_change_no_text_of_it(checkpoint: Path, cold) -> None:
-    engine = RealEngine(checkpoint, "cpu", spec="dspark", spec_k=5, spec_threshold=0.0, **BOUNDED)
+def test_guesses_change_no_text_of_it(checkpoint: Path, device: str, cold) -> None:
+    engine = RealEngine(checkpoint, device, spec="dspark", spec_k=5, spec_threshold=0.0, **BOUNDED)
     for length in (60, 300):
         wanted = cold(TEXT[:length], max_tokens=9)
         assert engine.ask(TEXT[:length], max_tokens=9).tokens == wanted.tokens
