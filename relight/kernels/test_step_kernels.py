@@ -1,7 +1,8 @@
 """The step kernels on a device: equal to their definitions, rows independent of all around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,6 @@ from relight.kernels.trials_small import small_trials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-MOST = 108
-"""Trials; those that there are, are known on a device only."""
 WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40)
 
 
@@ -29,14 +28,33 @@ def tools(device_tools: Toolbox) -> Toolbox:
     return device_tools
 
 
-@pytest.fixture(scope="module", params=range(MOST))
-def trial(request: pytest.FixtureRequest, tools: Toolbox) -> Trial:
-    torch.manual_seed(request.param)
-    some = trials(tools, torch.device("cuda"))
-    assert len(some) <= MOST, "some would never run"
-    if request.param >= len(some):
-        pytest.skip("there are fewer")
-    return some[request.param]
+def named(some: Sequence[Trial]) -> dict[str, Trial]:
+    found = {f"{one.variant.op} {one.variant.family} {one.shape}": one for one in some}
+    assert len(found) == len(some), "two have one name"
+    return found
+
+
+def names() -> list[str]:
+    """Of a form that has all trials: to list them takes no device and no memory."""
+    tools = Toolbox(SimpleNamespace(arch="sm_90"), None)  # type: ignore[arg-type]
+    return list(named(trials(tools, torch.device("meta"))))
+
+
+@pytest.fixture(scope="module")
+def all_trials(tools: Toolbox) -> dict[str, Trial]:
+    torch.manual_seed(1)
+    return named(trials(tools, torch.device("cuda")))
+
+
+@pytest.fixture(params=names())
+def trial(request: pytest.FixtureRequest, all_trials: dict[str, Trial]) -> Trial:
+    if request.param not in all_trials:
+        pytest.skip("not of this form")
+    return all_trials[request.param]
+
+
+def test_every_trial_of_the_device_is_run(all_trials: dict[str, Trial]) -> None:
+    assert all_trials.keys() <= set(names())
 
 
 def rows(trial: Trial, count: int) -> Tensor:
