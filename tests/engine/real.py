@@ -25,6 +25,7 @@ from relight.engine.plan import Draw, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import Sampled, draw_tokens
 from relight.engine.steps import InTurn
+from relight.kernels.device import upload
 from relight.model.network import load
 from tests.model.harness import GOLDEN, Driver, same_bits
 
@@ -268,7 +269,8 @@ class RealEngine:
         """Noise in all pages, records and slots that nobody holds and nobody can find."""
         for (blocks, free), noise in zip(self._memory, self._noise, strict=True):
             if free:
-                blocks.bytes[free] = noise[free]
+                at = upload(free, noise.device)
+                blocks.bytes[at] = noise[at]
 
 
 class ByHand:

@@ -24,6 +24,7 @@ from relight.cache.layout import (
 from relight.cache.pool import Blocks, Pool
 from relight.engine.plan import PageWrite, Rows, SetLength, StepPlan
 from relight.engine.runner import Runner
+from relight.kernels.device import upload
 from relight.model.network import AnyWeights, network
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -87,7 +88,7 @@ class Driver:
             segment = replace(segment, sample_rows=everything)
             logits = self.runner.model.forward(segment, self.runner.states)
             counts = [len(r.tokens) for r in rows]
-            self.runner.lengths[segment.slots] += torch.tensor(counts, device=self.pool.device)
+            self.runner.lengths[segment.slots] += upload(counts, self.pool.device)
             out |= dict(zip(work, logits.split(counts), strict=True))
         return out
 
@@ -155,7 +156,7 @@ class Driver:
 
     def _ring(self, name: str, layer: int, slot: int, positions: range) -> Tensor:
         data, scales = _parts(self.pool.slots, name, layer)
-        at = torch.tensor(list(positions), dtype=torch.int64, device=data.device) % data.shape[1]
+        at = torch.arange(positions.start, positions.stop, device=data.device) % data.shape[1]
         return torch.cat([data[slot, at], scales[slot, at]], dim=1)
 
     def _paged(self, name: str, layer: int, slot: int, count: int) -> Tensor:
@@ -182,6 +183,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    """Names under which two readable states differ."""
+    """Names under which two readable states differ. A device is waited for once."""
     assert a.keys() == b.keys()
-    return [name for name in a if not same_bits(a[name], b[name])]
+    assert all(a[name].dtype == b[name].dtype == torch.uint8 for name in a)
+    unlike = [name for name in a if a[name].shape != b[name].shape]
+    alike = [name for name in a if name not in unlike]
+    other = torch.stack([(a[name] != b[name]).any() for name in alike]).tolist() if alike else []
+    return unlike + [name for name, differs in zip(alike, other, strict=True) if differs]
