@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def program() -> str | None:
 
 def command(path: str, tool: str, entries: Collection[str]) -> list[str]:
     """Only our kernels are looked at; initcheck must know what torch's have written, too."""
-    options = ["--tool", tool, "--print-limit", "50"]
+    options = ["--tool", tool, "--print-limit", "200"]
     if tool != "initcheck":
         for entry in sorted(entries):
             options += ["--kernel-name", f"kernel_name={entry}"]
@@ -45,7 +46,9 @@ def command(path: str, tool: str, entries: Collection[str]) -> list[str]:
 
 
 def judged(log: str, entries: Collection[str]) -> Found:
-    """Of what a tool printed. What it says of others' kernels is counted apart."""
+    """Of what a tool printed. What it says of others' kernels is counted apart, and so are calls
+    that the driver refused: memcheck reports every one, as those by which cuda-bindings finds out
+    what a driver has. A refusal that matters is raised, and then the launches do not end."""
     lines = log.splitlines()
     told = [line for line in lines if line.startswith("=========")]
     named = [name for line in told for name in re.findall(r"\bat (\w+)[(+]", line)]
@@ -60,8 +63,12 @@ def judged(log: str, entries: Collection[str]) -> Found:
         return {**found, "good": bool(refused), "words": words, "log": lines[-LOG_LINES:]}
     if total is None:
         return {**found, "good": False, "words": "ended without a summary"}
-    others = f"; {total[1]} in kernels of others" if int(total[1]) else ""
-    return {"good": True, "words": f"clean{others}", "kernels": []}
+    calls = Counter(re.findall(r"Program hit (\w+) .*on CUDA API call to (\w+)", "\n".join(told)))
+    refused_calls = [f"{n} of {call} ({why})" for (why, call), n in calls.most_common()]
+    words = f"clean; calls refused: {', '.join(refused_calls)}" if calls else "clean"
+    if others := int(total[1]) - calls.total():
+        words += f"; {others} in kernels of others"
+    return {**found, "good": True, "words": words}
 
 
 def launch_all() -> None:

@@ -22,8 +22,9 @@ from tools.gpu import (
     judge_step_kernels,
     judge_tests,
     run_stages,
+    scratch_place,
 )
-from tools.gpu_tests import outcome, run
+from tools.gpu_tests import announced, outcome, run
 
 GOOD = "import json, sys; json.dump({'value': 7}, open(sys.argv[1], 'w')); print('said')"
 FAILS = GOOD + "; raise SystemExit('no device')"
@@ -118,9 +119,22 @@ def test_time_that_a_stage_leaves_is_the_next_ones_and_none_runs_beyond_the_end(
     assert not lines[2]["good"]
 
 
-def test_stages_fit_in_one_call() -> None:
-    """Nine of ten minutes."""
-    assert sum(one.seconds for one in STAGES) <= 540
+def test_stages_fill_one_call() -> None:
+    """Nine of ten minutes: of what is left, the last one has all."""
+    assert sum(one.seconds for one in STAGES) == 540
+    assert STAGES[-1].name == "tests"
+
+
+def test_scratch_files_are_in_memory_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.gpu.MEMORY", tmp_path)
+    monkeypatch.setattr("tools.gpu.ROOM_BYTES", 1)
+    assert scratch_place() == tmp_path
+    monkeypatch.setattr("tools.gpu.ROOM_BYTES", 2**80)
+    assert scratch_place() is None
+    monkeypatch.setattr("tools.gpu.MEMORY", tmp_path / "none")
+    assert scratch_place() is None
 
 
 def test_what_makes_a_stage_good(tmp_path: Path) -> None:
@@ -148,6 +162,10 @@ RACE = (
     "=========     and Read access at step_linear+0x450 [8 hazards]\n" + CLEAN
 )
 OTHERS = "=========     at at::native::sort(int)+0x10\n" + CLEAN.replace(": 0", ": 3")
+REFUSED = (
+    '========= Program hit CUDA_ERROR_NOT_FOUND (error 500) due to "named symbol not found" on CUDA'
+    " API call to cuGetProcAddress_v2.\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +174,12 @@ OTHERS = "=========     at at::native::sort(int)+0x10\n" + CLEAN.replace(": 0", 
         (CLEAN, True, "clean"),
         (RACE, False, "faults in step_linear"),
         (OTHERS, True, "clean; 3 in kernels of others"),
+        (
+            2 * REFUSED + OTHERS,
+            True,
+            "clean; calls refused: 2 of cuGetProcAddress_v2 (CUDA_ERROR_NOT_FOUND); "
+            "1 in kernels of others",
+        ),
         ("attend 512", False, "did not come to its end"),
         ("========= Error: Device not supported", True, "does not run on this machine"),
     ],
@@ -181,14 +205,18 @@ def test_what_a_sanitizer_prints_is_judged(log: str, good: bool, words: str) -> 
 )
 def test_outcomes_are_read_off_lines(line: str, found: tuple[str, str] | None) -> None:
     assert outcome(line) == found
+    assert announced(line) is None
 
 
 def test_tests_that_hang_in_silence_are_ended_and_what_came_is_kept(tmp_path: Path) -> None:
-    code = "print('[gw0] [ 9%] PASSED a.py::test_b', flush=True); import time; time.sleep(60)"
+    code = "print('2 workers [3 items]'); print('[gw0] [ 9%] PASSED a.py::test_b', flush=True)"
+    code += "; import time; time.sleep(60)"
     out, begun_s = tmp_path / "tests.json", time.monotonic()
     assert run([sys.executable, "-c", code], out, 2.0) != 0
     assert time.monotonic() - begun_s < 30
-    assert json.loads(out.read_text())["outcomes"] == {"a.py::test_b": "passed"}
+    found = json.loads(out.read_text())
+    assert found["outcomes"] == {"a.py::test_b": "passed"}
+    assert found["counts"] == {"passed": 1, "not_run": 2}
 
 
 def test_the_first_difference_is_told() -> None:
