@@ -18,13 +18,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-PATHS = (
-    "relight/kernels tests/engine/test_graphs.py tests/engine/test_no_waiting.py "
-    "tests/engine/test_recorded_draws.py tests/engine/test_recorded_guesses.py "
-    "tests/engine/test_short_context.py tests/model/test_beside.py "
-    "tests/model/test_promises.py tests/cache"
-)
-"""Two minutes of an H200's host; all that are marked take five: --paths tests relight/kernels."""
+PATHS = "relight/kernels tests/engine tests/model tests/cache"
+"""Where tests are marked."""
+ITEMS = re.compile(r"^\d+ workers? \[(\d+) items?\]")
 OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED) (\S+?::.+?)(?:\s+\[ *\d+%\])?$")
 WRITE_S = 5.0
 
@@ -33,6 +29,12 @@ def outcome(line: str) -> tuple[str, str] | None:
     """(test, outcome) of a line of a run with workers."""
     match = OUTCOME.search(line.rstrip())
     return (match[2].strip(), match[1].lower()) if match else None
+
+
+def announced(line: str) -> int | None:
+    """How many tests there are, of the line that says so once all workers have collected them."""
+    match = ITEMS.match(line)
+    return int(match[1]) if match else None
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def main() -> None:
 def run(command: Sequence[str], out: Path, seconds: float) -> int:
     """The exit code. When the time is over, also where nothing is printed, it ends with all that it
     has started: tests that hang, and their workers."""
-    written, outcomes = time.monotonic(), dict[str, str]()
+    written, outcomes, count = time.monotonic(), dict[str, str](), 0
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -66,12 +68,13 @@ def run(command: Sequence[str], out: Path, seconds: float) -> int:
     try:
         for line in process.stdout:
             sys.stdout.write(line)
+            count = announced(line) or count
             found = outcome(line)
             if found:
                 outcomes[found[0]] = found[1]
             if time.monotonic() - written > WRITE_S:
                 written = time.monotonic()
-                write(out, outcomes)
+                write(out, outcomes, count)
         code = process.wait()
     finally:
         limit.cancel()
@@ -79,13 +82,17 @@ def run(command: Sequence[str], out: Path, seconds: float) -> int:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        write(out, outcomes)
+        write(out, outcomes, count)
     return code
 
 
-def write(file: Path, outcomes: dict[str, str]) -> None:
+def write(file: Path, outcomes: dict[str, str], count: int) -> None:
+    """Of `count` tests those without an outcome never came to their end."""
     bad = sorted(name for name, found in outcomes.items() if found in ("failed", "error"))
-    found = {"counts": Counter(outcomes.values()), "not_passed": bad, "outcomes": outcomes}
+    counts = Counter(outcomes.values())
+    if count > len(outcomes):
+        counts["not_run"] = count - len(outcomes)
+    found = {"counts": counts, "not_passed": bad, "outcomes": outcomes}
     file.write_text(json.dumps(found, indent=1) + "\n")
 
 
