@@ -198,11 +198,11 @@ def test_a_look_at_a_value_is_noticed(look: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Ops:
+def kernels() -> Ops:
     """Those between products, of a CUDA device beside which nothing may be missing."""
     device, heard = torch.device("cuda"), list[str]()
     assert supported(device, heard.append).issuperset(ALL), heard
-    tools = toolbox(device, heard.append, tmp_path_factory.mktemp("kernels"))
+    tools = toolbox(device, heard.append)
     return chosen_ops(tools, Selection(VARIANTS))
 
 

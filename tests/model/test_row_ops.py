@@ -94,7 +94,7 @@ def tools(device: str, folder: Path) -> Toolbox:
     there = supported(torch.device(device), heard.append)
     if not there.issuperset(ALL):
         pytest.fail(f"needs {', '.join(sorted(set(ALL) - there))}: {'; '.join(heard)}")
-    return toolbox(torch.device(device), heard.append, folder)
+    return toolbox(torch.device(device), heard.append)
 
 
 def golden(name: str, device: str) -> tuple[ModelConfig, AnyWeights]:
