@@ -15,7 +15,7 @@ from relight.kernels.sample import (
 )
 from relight.kernels.sample.adjust import allow, penalise
 from relight.kernels.sample.reference import _adjusted
-from relight.kernels.testing import assert_rows_invariant
+from relight.kernels.testing import assert_rows_invariant, num_draws
 
 VOCAB = 70
 NAN, INF = math.nan, math.inf
@@ -188,7 +188,7 @@ def test_an_adjusted_draw_does_not_depend_on_its_mates(device: str) -> None:
 
 def test_adjustments_come_before_the_temperature(device: str) -> None:
     """Two tokens; a bias of log 3 at temperature 2 makes odds of sqrt(3), not of 3."""
-    count = 20_000
+    count = num_draws(device)
     places = Places(torch.arange(count), torch.zeros(count, dtype=torch.int64))
     places = Places(places.row.to(device), places.token.to(device))
     by = Adjustments(
@@ -204,7 +204,7 @@ def test_adjustments_come_before_the_temperature(device: str) -> None:
 def test_adjusted_draws_follow_the_adjusted_distribution(device: str) -> None:
     """Chi-square against the softmax of the adjusted logits; 99.9 % of such tests pass by chance,
     this one always, since the noise is fixed."""
-    count, vocab = 20_000, 12
+    count, vocab = num_draws(device), 12
     logits = (torch.randn(1, vocab) * 1.5).expand(count, vocab).contiguous().to(device)
     ones = torch.ones(count, device=device)
     counts = torch.tensor([[0, 1, 2, 3] * 3], dtype=torch.int32).expand(count, vocab)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relight.kernels.sample import SampleParams, sample
 from relight.kernels.sample.reference import NARROW, gumbel, hash_bits, keep, uniform
-from relight.kernels.testing import assert_bits_equal, assert_rows_invariant
+from relight.kernels.testing import assert_bits_equal, assert_rows_invariant, num_draws
 
 VOCAB = 2 * NARROW + 77
 
@@ -102,7 +102,7 @@ def test_the_noise_is_gumbel_distributed(device: str) -> None:
 def test_draws_follow_the_probabilities_over_each_counter(device: str, column: str) -> None:
     """Chi-square with 6 degrees of freedom: 22.5 has a chance of 0.1 %. The draw is fixed."""
     probability = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.05, 0.04, 0.01])
-    count = 20_000
+    count = num_draws(device)
     logits = probability.log().expand(count, -1).contiguous().to(device)
     p = params(count, device, **{"position": 5, column: torch.arange(count)})
     found = sample(logits, p).cpu().bincount(minlength=7)
@@ -113,7 +113,7 @@ def test_draws_follow_the_probabilities_over_each_counter(device: str, column: s
 def test_draws_of_neighbouring_positions_are_independent(device: str) -> None:
     """Chi-square of the pairs (token at p, token at p + 1) with 15 degrees of freedom: 37.7 has a
     chance of 0.1 %."""
-    count = 20_000
+    count = num_draws(device)
     logits = torch.zeros(count, 4, device=device)
     found = sample(logits, params(count, device, seed=3)).cpu()
     pairs = (found[:-1] * 4 + found[1:]).bincount(minlength=16).double()
@@ -122,7 +122,7 @@ def test_draws_of_neighbouring_positions_are_independent(device: str) -> None:
 
 
 def test_temperature_sharpens_and_flattens(device: str) -> None:
-    count = 20_000
+    count = num_draws(device)
     logits = torch.tensor([[1.0, 0.0]]).repeat(count, 1).to(device)
     for temperature in (0.25, 0.5, 1.0, 2.0):
         tokens = sample(logits, params(count, device, temperature=temperature, seed=1))
