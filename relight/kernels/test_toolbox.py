@@ -185,11 +185,11 @@ def test_experts_are_five_launches_for_each_sixteen_rows(tmp_path: Path) -> None
     entries = [entry for entry, *_ in noting.launched]
     assert entries == 2 * ["act_quant", "step_gate_up", "act_quant", "step_down", "slot_sum"]
     _, _, grid, arguments = noting.launched[1]
-    assert grid == (2048 // 16, 32)
-    assert arguments[-4:] == (32, 2, 2048, 10.0)
+    assert grid == (2048 // 16 // 4, 32)
+    assert arguments[-5:] == (32, 2, 2048, 4, 10.0)
     _, _, grid, arguments = noting.launched[8]
-    assert grid == (4096 // 32, 4)
-    assert arguments[-2:] == (4, 4096)
+    assert grid == (4096 // 32 // 4, 4)
+    assert arguments[-3:] == (4, 4096, 4)
 
 
 def test_experts_of_another_form_are_refused_by_reason() -> None:

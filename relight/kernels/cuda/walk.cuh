@@ -14,8 +14,7 @@
 // 64, eight rows are one load of a warp. A lane without a token repeats another's, and that column is dropped.
 //
 // E2M1 has a scale for each 32 values of a row, which is one quarter. The quad-pairs of form 70 keep quarters apart by
-// themselves. Else the narrow operand does: its 8 columns are 2 tokens x 4 quarters, where a lane gives zeros to the columns of
-// other quarters. Either way 32 values are summed by the matrix unit and scaled once.
+// themselves; for other forms flow.cuh walks. Either way 32 values are summed by the matrix unit and scaled once.
 //
 // Macros that decide bits: FORMAT (8 E4M3, 16 bf16, 4 E2M1), K, SLICES, STEP_FORM and what of decode.cuh the form has. Macros
 // that decide speed only: ROW_WARPS (warps of a block along the rows), TILES, TOKEN_TILES, AHEAD (units in flight), RING (they
@@ -23,7 +22,7 @@
 #pragma once
 #include "decode.cuh"
 
-constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;
+constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;  // flow.cuh
 constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
 constexpr bool FOLDED = FINE && X_BF16;
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
@@ -44,7 +43,7 @@ static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one inp
 
 D int my_k() { return warp_id() % SLICES * SLICE; }
 D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + lane_row(); }
-D int my_token(int n) { return APART ? lane_row() >> 2 : n * 8 + lane_row(); }
+D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
 D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
 D int token_of_scale(int n, int j) { return token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
@@ -112,11 +111,8 @@ D void ask(Flight& flight, const Operands& o, int u) {
 D void read_side(Side& s, const Operands& o, int u) {
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
     UNROLL for (int c = 0; c < CHUNKS; c++)
-      UNROLL for (int i = 0; i < X_WORDS; i++) {
-        s.x[n][c][i] = make_uint4(0, 0, 0, 0);
-        if (!APART || (lane_row() & 3) == lane_quarter())
-          s.x[n][c][i] = load16(o.x[n] + (u * UNIT + c * 4 * LOADED) * X_BYTES + i * 16);
-      }
+      UNROLL for (int i = 0; i < X_WORDS; i++)
+        s.x[n][c][i] = load16(o.x[n] + (u * UNIT + c * 4 * LOADED) * X_BYTES + i * 16);
     UNROLL for (int j = 0; j < X_SCALES; j++)
       UNROLL for (int k = 0; k < SPANS; k++) s.sx[n][j][k] = X_BYTES == 1 ? o.sx[n][j][u * UNIT_SCALES + 2 * k] : 1.f;
   }
@@ -154,8 +150,6 @@ template <int SPAN> D void add_span(Totals& total, const Weights& w, const Side&
         float f = s.sx[n][scale_of(i)][SPAN] * raise;
 #if FORMAT == 4 && STEP_FORM == 70
         f *= g[i >> 3][i >> 1 & 1];
-#elif FORMAT == 4  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
-        f *= e8m0(scales[t][i >> 1] >> (lane_id() & 1) * 16 + (i & 1) * 8 & 255);
 #endif
         total[t][n][i] += part[t][n][i] * f;
       }
@@ -216,11 +210,6 @@ D void walk(const Operands& o, bool early, Sums* sums) {
         v += __shfl_xor_sync(~0u, v, 4);
         v += __shfl_xor_sync(~0u, v, 8);
         mine = lane_quarter() == 0;
-#elif FORMAT == 4
-        if (i & 1) continue;
-        v += total[t][n][i + 1];
-        v += __shfl_xor_sync(~0u, v, 1);
-        mine = !(lane_id() & 1);
 #endif
         if (mine) sums[warp_id()][t * 16 + acc_row(i)][token_of(n, i)] = v;
       }

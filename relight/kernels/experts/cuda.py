@@ -18,25 +18,41 @@ ACT_BLOCKS = (128, 32)
 V4_WIDTHS, V41_WIDTHS = (4096, 2048), (5120, 2304)
 """Of the residual stream and of an expert."""
 
-_OLD_2304 = Walk(4, 2304, 3, row_warps=2, ahead=1, min_blocks=2)  # 256 threads at most
+MOST_WIDTH = 9216
+"""Rows of two tokens lie in shared memory, two bytes a value, beside seven KiB of sums."""
+
+
+def tiles_of_block(rows: int) -> int:
+    """How many tiles a block walks: few, where there are few blocks for a device to share evenly;
+    more, where a block's beginning is what counts."""
+    return 2 if rows == 1 else 4
 
 
 def gate_up_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
-    found = walk_of(4, inner)
-    if inner in (V4_WIDTHS[0], V41_WIDTHS[0]):  # of eight slices, as the rule has it
-        ahead, blocks = 4 if form.number == 80 else 1, 1 if form.number == 70 else 2
-        found = replace(found, ahead=ahead, min_blocks=blocks)
+    found = _ruled(form, inner)
+    if inner in (V4_WIDTHS[0], V41_WIDTHS[0]):
+        blocks = 4 if form.number == 80 else 2
+        old = form.number == 70  # of eight slices, as the rule has it
+        found = replace(found, ahead=1) if old else Walk(4, inner, 4, min_blocks=blocks)
     return replace(found, tiles=2, paired=True, block=act_block)
 
 
 def down_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
-    found, modern = walk_of(4, inner), form.number == 80
+    found, modern = _ruled(form, inner), form.number == 80
     if inner == V4_WIDTHS[1]:
-        blocks = 4 if modern else 2
-        found = Walk(4, inner, 4, tiles=2 if modern else 1, ahead=1, min_blocks=blocks)
+        old = Walk(4, inner, 4, ahead=1, min_blocks=2)
+        found = Walk(4, inner, 4, tiles=2, min_blocks=4) if modern else old
     if inner == V41_WIDTHS[1]:
-        found = Walk(4, inner, 9, tiles=2, ahead=1, min_blocks=2) if modern else _OLD_2304
+        old = Walk(4, inner, 3, row_warps=2, ahead=1, min_blocks=2)
+        found = Walk(4, inner, 3, tiles=2, min_blocks=5) if modern else old
     return replace(found, block=act_block)
+
+
+def _ruled(form: Form, inner: int) -> Walk:
+    """Where the next tile's units are asked for they have the registers of this one's."""
+    found = walk_of(4, inner)
+    flows = form.number != 70
+    return replace(found, ahead=1) if flows and found.units % found.ahead else found
 
 
 def gate_up(
@@ -54,6 +70,8 @@ def down(form: Form, inner: int, boundary_bf16: bool, act_block: int = 128) -> t
 def objection_to_widths(width: int, inner: int) -> str:
     """Why experts of these widths are not for these kernels; empty if they are. Widths of whole
     units are whole blocks of outputs, too."""
+    if max(width, inner) > MOST_WIDTH:
+        return f"rows of {max(width, inner)} values, and of more than {MOST_WIDTH} two have no room"
     return objection(4, width) or objection(4, inner)
 
 

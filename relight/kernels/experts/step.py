@@ -8,14 +8,18 @@ from relight.kernels.experts import cuda
 from relight.kernels.toolbox import Toolbox
 
 NAN_SCALE = 255
+LARGEST_SCALE = 253
+"""Of the kernels; 254 is 2^127, which nothing but zero survives, and 255 is NaN."""
 
 
 def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
     """Why these experts cannot go through these kernels; empty if they can."""
     if problem := objection_to_form(w1, w3, w2):
         return problem
-    if any(isinstance(w, StackedFp4) and bool((w.scale == NAN_SCALE).any()) for w in (w1, w3, w2)):
-        return "they hold NaN"
+    if any(
+        isinstance(w, StackedFp4) and bool((w.scale > LARGEST_SCALE).any()) for w in (w1, w3, w2)
+    ):
+        return "they hold NaN, or scales of 2^127"
     return ""
 
 
@@ -85,8 +89,9 @@ class StepExperts:
         codes, scales = tools.quantise(x, w1.act_block)
         hidden = torch.empty((pairs, inner), dtype=torch.float32, device=x.device)
         launch, walk = tools.load_walk(cuda.gate_up(tools.form, width, bf16, w1.act_block))
+        tiles = cuda.tiles_of_block(rows)
         launch(
-            (inner // walk.block_rows, pairs),
+            (-(-inner // (walk.block_rows * tiles)), pairs),
             w1.data,
             w3.data,
             w1.scale,
@@ -99,11 +104,12 @@ class StepExperts:
             pairs,
             slots,
             inner,
+            tiles,
             limit,
         )
         codes, scales = tools.quantise(hidden, w2.act_block)
         down = torch.empty((rows, slots, width), dtype=torch.float32, device=x.device)
         launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block))
-        grid = (width // walk.block_rows, pairs)
-        launch(grid, w2.data, w2.scale, codes, scales, ids, down, pairs, width)
+        grid = (-(-width // (walk.block_rows * tiles)), pairs)
+        launch(grid, w2.data, w2.scale, codes, scales, ids, down, pairs, width, tiles)
         return tools.sum_slots(down)

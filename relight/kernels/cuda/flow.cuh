@@ -1,0 +1,142 @@
+// A warp's walk through several tiles of E2M1 weights, one behind the other. Knows no op. See walk.cuh for what is summed.
+//
+// Memory should never wait for a warp. So AHEAD units are asked for before anything else, and a unit's registers are asked for
+// again as soon as it is summed, past the end of a tile, too: while sums of a tile are added, weights of the next are under way.
+//
+// Quarters of a unit have their own scales. Form 70 keeps them apart by itself and, since its registers are full, walks tile by
+// tile. Else the narrow operand does: its 8 columns are 2 tokens x 4 quarters, with zeros for a lane of another quarter. Tokens
+// are the same for all tiles: they are unpacked once and lie in shared memory as the matrix unit takes them.
+#pragma once
+#include "walk.cuh"
+
+#if STEP_FORM == 70
+typedef u8 Staged;
+struct Flow {
+  Operands next;
+  D void begin(const Operands& o, int) { next = o; }
+  D void stage(const Operands&, Staged&) {}
+  D void sum(const Operands&, const Staged&, Sums* sums) {
+    walk(next, false, sums);
+    UNROLL for (int m = 0; m < MATRICES; m++) {
+      next.w[m] += BLOCK_ROWS * ROW_BYTES;
+      next.ws[m] += BLOCK_ROWS * SCALE_ROW;
+    }
+  }
+};
+#else
+constexpr int GROUPS = UNITS / AHEAD, GROUP_BYTES = AHEAD * UNIT_BYTES, GROUP_SCALES = AHEAD * 4;
+static_assert(UNITS % AHEAD == 0, "a unit's registers are the same in each tile");
+
+typedef uint4 Staged[UNITS][LOADED / 8][8];  // tokens of a warp; the last: 4 * token + quarter
+
+struct Flow {
+  const u8* w[MATRICES];   // of the group of units that is under way
+  const u8* ws[MATRICES];
+  int group, left;  // which of its tile that is, and how many are behind it
+  uint4 held[AHEAD][TILES][2];
+  u32 coming[TILES][2][AHEAD];  // scales
+  uint4 x[LOADED / 8];
+
+  D void ask(int u) {
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int h = 0; h < 2; h++) held[u][t][h] = stream16(row_of(w, t, h, ROW_BYTES) + u * UNIT_BYTES);
+  }
+  D void ask_scales() {
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int h = 0; h < 2; h++) {
+        const u8* from = row_of(ws, t, h, SCALE_ROW);
+#if AHEAD % 2 == 0 && K % 256 == 0 && K / SLICES % 256 == 0
+        UNROLL for (int u = 0; u < AHEAD; u += 2) {
+          const uint2 v = __ldg((const uint2*)(from + u * 4));
+          coming[t][h][u] = v.x;
+          coming[t][h][u + 1] = v.y;
+        }
+#else
+        UNROLL for (int u = 0; u < AHEAD; u++) coming[t][h][u] = __ldg((const u32*)(from + u * 4));
+#endif
+      }
+  }
+  D void go_on() {
+    const bool end = ++group == GROUPS;
+    UNROLL for (int m = 0; m < MATRICES; m++) {
+      w[m] += end ? BLOCK_ROWS * ROW_BYTES - (GROUPS - 1) * GROUP_BYTES : GROUP_BYTES;
+      ws[m] += end ? BLOCK_ROWS * SCALE_ROW - (GROUPS - 1) * GROUP_SCALES : GROUP_SCALES;
+    }
+    if (end) group = 0;
+    left--;
+  }
+  D void begin(const Operands& o, int tiles) {
+    UNROLL for (int m = 0; m < MATRICES; m++) {
+      w[m] = o.w[m];
+      ws[m] = o.ws[m];
+    }
+    group = 0;
+    left = tiles * GROUPS - 1;
+    ask_scales();
+    UNROLL for (int u = 0; u < AHEAD; u++) ask(u);
+    UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = make_uint4(0, 0, 0, 0);
+  }
+  // Eight lanes a unit, each a token's quarter.
+  D void stage(const Operands& o, Staged& staged) {
+    __syncwarp();
+    for (int u = lane_id() >> 3; u < UNITS; u += 4) {
+      uint4 codes[X_WORDS];
+      u32 pairs[LOADED / 2];
+      UNROLL for (int i = 0; i < X_WORDS; i++) codes[i] = load16(o.x[0] + u * UNIT + i * 16);
+      unpack_x(codes, pairs);
+      UNROLL for (int j = 0; j < LOADED / 8; j++)
+        staged[u][j][lane_id() & 7] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+    }
+    __syncwarp();
+  }
+  // `scales` are one too large, twice the scale: so a stored 0, 2^-127, is no special case. The binder holds that none is 2^127.
+  D void add(Totals& total, const uint4 (&unit)[TILES][2], const float (&sx)[X_SCALES], const u32 (&scales)[TILES][2]) {
+    Totals part = {};
+    UNROLL for (int i = 0; i < LOADED / 4; i++)
+      UNROLL for (int t = 0; t < TILES; t++) {
+        u32 a0, a1, a2, a3;
+        step(unit[t][0], i, a0, a2, 0);
+        step(unit[t][1], i, a1, a3, 0);
+        mma(part[t][0], a0, a1, a2, a3, word(x[i >> 1], 2 * (i & 1)), word(x[i >> 1], 2 * (i & 1) + 1));
+      }
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int i = 0; i < ACC; i++) {  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
+        const u32 of_row = scales[t][i >> 1] >> (lane_id() & 1) * 16;
+        const float twice = __uint_as_float(of_row << (i & 1 ? 15 : 23) & 0x7F800000u);
+        total[t][0][i] += part[t][0][i] * (sx[scale_of(i)] * (RAISE * X_RAISE / 2) * twice);
+      }
+  }
+  // Leaves each warp's sums of a tile in sums[warp].
+  D void sum(const Operands& o, const Staged& staged, Sums* sums) {
+    Totals total = {};
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; g++) {
+      u32 scales[AHEAD][TILES][2];
+      UNROLL for (int t = 0; t < TILES; t++)
+        UNROLL for (int h = 0; h < 2; h++)
+          UNROLL for (int u = 0; u < AHEAD; u++) scales[u][t][h] = coming[t][h][u] + 0x01010101u;
+      const bool more = left > 0;
+      if (more) {
+        go_on();
+        ask_scales();
+      }
+      UNROLL for (int u = 0; u < AHEAD; u++) {
+        const int unit = g * AHEAD + u;
+        float sx[X_SCALES];
+        UNROLL for (int j = 0; j < X_SCALES; j++) sx[j] = o.sx[0][j][unit * UNIT_SCALES];
+        if ((lane_row() & 3) == lane_quarter())
+          UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = staged[unit][j][lane_row()];
+        add(total, held[u], sx, scales[u]);
+        if (more) ask(u);
+      }
+    }
+    UNROLL for (int t = 0; t < TILES; t++)
+      UNROLL for (int i = 0; i < ACC; i += 2) {
+        float v = total[t][0][i] + total[t][0][i + 1];
+        v += __shfl_xor_sync(~0u, v, 1);
+        if (!(lane_id() & 1)) sums[warp_id()][t * 16 + acc_row(i)][token_of(0, i)] = v;
+      }
+    __syncthreads();
+  }
+};
+#endif
