@@ -48,6 +48,7 @@ INSTRUCTIONS = (
         r'asm\("\{ \.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.rn\.f16x2\.e4m3x2.*?\);',
         "p = e4m3_pair(w); q = e4m3_pair(w >> 16);",
     ),
+    (r'asm\("cvt\.rn\.satfinite\.e4m3x2.*?\);', "r = to_e4m3(a) | to_e4m3(b) << 8;"),
     (r'asm\("mul\.rn\.f16x2.*?\);', "r = half_products(pair, lift);"),
     (r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 16);"),
     (r'asm volatile\("cp\.async\.ca[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 4);"),

@@ -221,7 +221,7 @@ def head(bench: Bench) -> Iterator[Line]:
 
 
 def routed(bench: Bench) -> Iterator[Line]:
-    """All five launches of a layer's experts."""
+    """All launches of a layer's experts."""
     yield from _routed(bench, "experts", 256, V4_WIDTHS, 128, WIDTHS)
 
 

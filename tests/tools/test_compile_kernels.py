@@ -15,8 +15,6 @@ NO_LIBRARY = 3  # tools/compile_kernels.py
 VERSIONS = ("12.6", "12.9")
 
 SPILLS = {
-    "experts fp4 gate-up K=4096 to bf16": 96,
-    "experts fp4 by 32 gate-up K=5120 to bf16": 172,
     "experts fp4 by 32 given gate-up to bf16": 8,
     "experts fp4 by 32 given down to bf16": 32,
     "linear fp8 K=1024 rows<=16 to bf16": 32,

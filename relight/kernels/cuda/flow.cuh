@@ -27,7 +27,47 @@ struct Flow {
 constexpr int GROUPS = UNITS / AHEAD, GROUP_BYTES = AHEAD * UNIT_BYTES, GROUP_SCALES = AHEAD * 4;
 static_assert(UNITS % AHEAD == 0, "a unit's registers are the same in each tile");
 
-typedef uint4 Staged[UNITS][LOADED / 8][8];  // tokens of a warp; the last: 4 * token + quarter
+struct Staged {  // tokens of a warp; the last place: 4 * token + quarter
+  uint4 x[UNITS][LOADED / 8][8];
+  float sx[UNITS][8];
+};
+constexpr int SX = BLOCK == 128 ? 1 : 2;  // scales of tokens among a lane's results of a unit
+
+#if ROUNDS
+#if CONVERTS_E4M3
+D u32 two_e4m3(float a, float b) {
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(r) : "f"(a), "f"(b));
+  return r;
+}
+#else
+D u32 two_e4m3(float a, float b) { return to_e4m3(a) | to_e4m3(b) << 8; }
+#endif
+D void round_quarter(const u8* from, uint4 (&codes)[X_WORDS], float& sx) {
+  float v[LOADED];
+  u32 largest = 0;
+  UNROLL for (int i = 0; i < LOADED; i += 4) {
+    const uint4 four = load16(from + i * 4);
+    UNROLL for (int j = 0; j < 4; j++) {
+      v[i + j] = __uint_as_float(word(four, j));
+      largest = max(largest, size_bits(v[i + j]));
+    }
+  }
+  if (BLOCK == 128) {  // four lanes
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+  }
+  const u32 e = scale_of(largest, FP8_FLOOR, 1.f / 448);
+  const bool sick = e == 255;
+  u32 words[LOADED / 4];
+  UNROLL for (int i = 0; i < LOADED / 4; i++) {
+    const float* q = v + 4 * i;
+    words[i] = sick ? 0 : two_e4m3(q[0] * inverse(e), q[1] * inverse(e)) | two_e4m3(q[2] * inverse(e), q[3] * inverse(e)) << 16;
+  }
+  UNROLL for (int i = 0; i < X_WORDS; i++) codes[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+  sx = __uint_as_float(sick ? 0x7FC00000u : e << 23);
+}
+#endif
 
 struct Flow {
   const u8* w[MATRICES];   // of the group of units that is under way
@@ -76,21 +116,31 @@ struct Flow {
     UNROLL for (int u = 0; u < AHEAD; u++) ask(u);
     UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = make_uint4(0, 0, 0, 0);
   }
-  // Eight lanes a unit, each a token's quarter.
+  // Eight lanes a unit, each a token's quarter. With ROUNDS tokens are float32 and get their grid here, as act_quant gives it.
   D void stage(const Operands& o, Staged& staged) {
+    const int place = lane_id() & 7;
     __syncwarp();
-    for (int u = lane_id() >> 3; u < UNITS; u += 4) {
+    for (int first = 0; first < UNITS; first += 4) {
+      const int u = first + (lane_id() >> 3), known = min(u, UNITS - 1);
       uint4 codes[X_WORDS];
+      float sx;
+#if ROUNDS
+      round_quarter(o.x[0] + known * UNIT * 4, codes, sx);
+#else
+      UNROLL for (int i = 0; i < X_WORDS; i++) codes[i] = load16(o.x[0] + known * UNIT + i * 16);
+      sx = o.sx[0][0][known * UNIT_SCALES];
+#endif
       u32 pairs[LOADED / 2];
-      UNROLL for (int i = 0; i < X_WORDS; i++) codes[i] = load16(o.x[0] + u * UNIT + i * 16);
       unpack_x(codes, pairs);
+      if (u >= UNITS) continue;
       UNROLL for (int j = 0; j < LOADED / 8; j++)
-        staged[u][j][lane_id() & 7] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+        staged.x[u][j][place] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+      staged.sx[u][place] = sx;
     }
     __syncwarp();
   }
   // `scales` are one too large, twice the scale: so a stored 0, 2^-127, is no special case. The binder holds that none is 2^127.
-  D void add(Totals& total, const uint4 (&unit)[TILES][2], const float (&sx)[X_SCALES], const u32 (&scales)[TILES][2]) {
+  D void add(Totals& total, const uint4 (&unit)[TILES][2], const float (&sx)[SX], const u32 (&scales)[TILES][2]) {
     Totals part = {};
     UNROLL for (int i = 0; i < LOADED / 4; i++)
       UNROLL for (int t = 0; t < TILES; t++) {
@@ -103,7 +153,7 @@ struct Flow {
       UNROLL for (int i = 0; i < ACC; i++) {  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
         const u32 of_row = scales[t][i >> 1] >> (lane_id() & 1) * 16;
         const float twice = __uint_as_float(of_row << (i & 1 ? 15 : 23) & 0x7F800000u);
-        total[t][0][i] += part[t][0][i] * (sx[scale_of(i)] * (RAISE * X_RAISE / 2) * twice);
+        total[t][0][i] += part[t][0][i] * (sx[i % SX] * (RAISE * X_RAISE / 2) * twice);
       }
   }
   // Leaves each warp's sums of a tile in sums[warp].
@@ -122,10 +172,10 @@ struct Flow {
       }
       UNROLL for (int u = 0; u < AHEAD; u++) {
         const int unit = g * AHEAD + u;
-        float sx[X_SCALES];
-        UNROLL for (int j = 0; j < X_SCALES; j++) sx[j] = o.sx[0][j][unit * UNIT_SCALES];
+        float sx[SX];
+        UNROLL for (int j = 0; j < SX; j++) sx[j] = staged.sx[unit][acc_token(j)];
         if ((lane_row() & 3) == lane_quarter())
-          UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = staged[unit][j][lane_row()];
+          UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = staged.x[unit][j][lane_row()];
         add(total, held[u], sx, scales[u]);
         if (more) ask(u);
       }

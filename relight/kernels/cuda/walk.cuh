@@ -30,9 +30,9 @@ constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORM
 constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int MATRICES = PAIRED ? 2 : 1, ROW_BYTES = K / 8 * FORMAT, SCALE_ROW = K / 32;
 constexpr int BLOCK_ROWS = ROW_WARPS * 16 * TILES / MATRICES;  // outputs of a block
-// Distinct scales of tokens among a lane's results of a unit: of tokens, where E2M1 has BLOCK 32 of quarters, too; and of parts
-// of a unit that are scaled one after the other.
-constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART && BLOCK == 128 ? 1 : 2, SPANS = FINE && !FOLDED ? 2 : 1;
+// Distinct scales of tokens among a lane's results of a unit (for flow.cuh that of the token it stages), and of parts of a unit
+// that are scaled one after the other.
+constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART ? 1 : 2, SPANS = FINE && !FOLDED ? 2 : 1;
 constexpr int UNIT_SCALES = 128 / BLOCK;  // of a token
 static_assert(K % SLICES == 0 && SLICE % UNIT == 0, "a slice is whole units");
 static_assert(AHEAD <= UNITS, "there are as many units as are in flight");
@@ -46,11 +46,10 @@ D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + lane_row();
 D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
 D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
-D int token_of_scale(int n, int j) { return token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
-D int first_scale(int j) {  // which of a unit's scales of a token is the first that scale j is
+D int token_of_scale(int n, int j) { return APART ? my_token(n) : token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
+D int first_scale(int) {  // which of a unit's scales of a token is the first that a lane uses
   if (BLOCK == 128) return 0;
-  if (FORMAT == 8) return lane_quarter() >> 1;
-  return STEP_FORM == 70 ? lane_quarter() : (lane_id() & 1) * 2 + j;
+  return FORMAT == 8 ? lane_quarter() >> 1 : lane_quarter();
 }
 
 struct Operands {  // where this lane's values begin

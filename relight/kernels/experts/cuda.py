@@ -28,6 +28,12 @@ def tiles_of_block(rows: int) -> int:
     return 2 if rows == 1 else 4
 
 
+def rounds(form: Form) -> bool:
+    """Whether the down product rounds its tokens itself, for each of its blocks anew: one launch
+    less between two that read weights."""
+    return form.number != 70
+
+
 def gate_up_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
     found = _ruled(form, inner)
     if inner in (V4_WIDTHS[0], V41_WIDTHS[0]):
@@ -41,7 +47,8 @@ def down_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
     found, modern = _ruled(form, inner), form.number == 80
     if inner == V4_WIDTHS[1]:
         old = Walk(4, inner, 4, ahead=1, min_blocks=2)
-        found = Walk(4, inner, 4, tiles=2, min_blocks=4) if modern else old
+        blocks = 4 if form.early else 3
+        found = Walk(4, inner, 4, tiles=2, min_blocks=blocks) if modern else old
     if inner == V41_WIDTHS[1]:
         old = Walk(4, inner, 3, row_warps=2, ahead=1, min_blocks=2)
         found = Walk(4, inner, 3, tiles=2, min_blocks=5) if modern else old
@@ -59,12 +66,12 @@ def gate_up(
     form: Form, inner: int, boundary_bf16: bool, act_block: int = 128
 ) -> tuple[Kernel, Walk]:
     walk = gate_up_walk(form, inner, act_block)
-    return _kernel("gate-up", "step_gate_up", form, walk, boundary_bf16), walk
+    return _kernel("gate-up", "step_gate_up", form, walk, boundary_bf16, False), walk
 
 
 def down(form: Form, inner: int, boundary_bf16: bool, act_block: int = 128) -> tuple[Kernel, Walk]:
     walk = down_walk(form, inner, act_block)
-    return _kernel("down", "step_down", form, walk, boundary_bf16), walk
+    return _kernel("down", "step_down", form, walk, boundary_bf16, rounds(form)), walk
 
 
 def objection_to_widths(width: int, inner: int) -> str:
@@ -75,9 +82,12 @@ def objection_to_widths(width: int, inner: int) -> str:
     return objection(4, width) or objection(4, inner)
 
 
-def _kernel(what: str, entry: str, form: Form, walk: Walk, boundary_bf16: bool) -> Kernel:
+def _kernel(
+    what: str, entry: str, form: Form, walk: Walk, boundary_bf16: bool, rounds: bool
+) -> Kernel:
     boundary = "bf16" if boundary_bf16 else "f32"
-    macros = (*walk.macros(form), ("BOUNDARY_BF16", int(boundary_bf16)))
+    more = (("BOUNDARY_BF16", int(boundary_bf16)), ("ROUNDS", int(rounds)))
+    macros = (*walk.macros(form), *more)
     blocks = "" if walk.block == 128 else f" by {walk.block}"
     name = f"experts fp4{blocks} {what} K={walk.inner} to {boundary}"
     return Kernel(name, SOURCE, entry, macros)

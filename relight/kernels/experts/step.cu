@@ -54,7 +54,7 @@ D bool serves(const i64* ids, int pairs, Served& served) {
 D void aim(Operands& o, const Served& served, int base, const u8* x, const float* sx, int rows) {
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
     const int row = served.pair[min(base + my_token(n), served.count - 1)] / rows;
-    o.x[n] = x + (i64)row * K + my_k() + LOADED * lane_quarter();
+    o.x[n] = x + ((i64)row * K + my_k() + LOADED * lane_quarter()) * (ROUNDS ? 4 : 1);
     UNROLL for (int j = 0; j < X_SCALES; j++) {
       const int its = served.pair[min(base + token_of_scale(n, j), served.count - 1)] / rows;
       o.sx[n][j] = sx + its * (K / BLOCK) + my_k() / BLOCK + first_scale(j);
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
 }
 #else
-// w [E, N, K / 2] with scales [E, N, K / 32]; x [P, K] E4M3 with sx [P, K / BLOCK]. d [P, N]: a row for each pair. A block has
+// w [E, N, K / 2] with scales [E, N, K / 32]; x [P, K] E4M3 with sx [P, K / BLOCK], of ROUNDS float32 and no sx. d [P, N]: a row for each pair. A block has
 // `tiles` times BLOCK_ROWS of N.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     step_down(const u8* __restrict__ w, const u8* __restrict__ ws, const u8* x, const float* sx, const i64* ids, float* d, int pairs,
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   __shared__ Served all[WARPS];
   __shared__ Staged staged[WARPS];
   Served& served = all[warp_id()];
-  if (!serves(ids, pairs, served)) return;  // the ids are older than the kernel before
+  if (!serves(ids, pairs, served)) return;  // the ids are older than the kernel before, which makes or rounds x
   const int begin = blockIdx.x * tiles * BLOCK_ROWS, end = min(begin + tiles * BLOCK_ROWS, N);
   const i64 row = served.expert * N + begin + my_row();
   Operands o;

@@ -107,9 +107,11 @@ class StepExperts:
             tiles,
             limit,
         )
-        codes, scales = tools.quantise(hidden, w2.act_block)
+        tokens: tuple[Tensor, Tensor | None] = hidden, None
+        if not cuda.rounds(tools.form):
+            tokens = tools.quantise(hidden, w2.act_block)
         down = torch.empty((rows, slots, width), dtype=torch.float32, device=x.device)
         launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block))
         grid = (-(-width // (walk.block_rows * tiles)), pairs)
-        launch(grid, w2.data, w2.scale, codes, scales, ids, down, pairs, width, tiles)
+        launch(grid, w2.data, w2.scale, *tokens, ids, down, pairs, width, tiles)
         return tools.sum_slots(down)
