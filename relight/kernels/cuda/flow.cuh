@@ -33,6 +33,8 @@ struct Staged {  // tokens of a warp; the last place: 4 * token + quarter
 };
 constexpr int SX = BLOCK == 128 ? 1 : 2;  // scales of tokens among a lane's results of a unit
 
+D uint4 flow16(const void* p) { LOAD16(".nc.L1::no_allocate" L2_FETCH); }  // with the half of its line that is asked for next
+
 #if ROUNDS
 #if CONVERTS_E4M3
 D u32 two_e4m3(float a, float b) {
@@ -79,7 +81,7 @@ struct Flow {
 
   D void ask(int u) {
     UNROLL for (int t = 0; t < TILES; t++)
-      UNROLL for (int h = 0; h < 2; h++) held[u][t][h] = stream16(row_of(w, t, h, ROW_BYTES) + u * UNIT_BYTES);
+      UNROLL for (int h = 0; h < 2; h++) held[u][t][h] = flow16(row_of(w, t, h, ROW_BYTES) + u * UNIT_BYTES);
   }
   D void ask_scales() {
     UNROLL for (int t = 0; t < TILES; t++)

@@ -22,6 +22,10 @@ MOST_WIDTH = 9216
 """Rows of two tokens lie in shared memory, two bytes a value, beside seven KiB of sums."""
 
 
+L2_FETCH = ".L2::128B"
+"""A unit is half a line of each row; the other half is asked for next, and may come with it."""
+
+
 def tiles_of_block(rows: int) -> int:
     """How many tiles a block walks: few, where there are few blocks for a device to share evenly;
     more, where a block's beginning is what counts."""
@@ -86,8 +90,12 @@ def _kernel(
     what: str, entry: str, form: Form, walk: Walk, boundary_bf16: bool, rounds: bool
 ) -> Kernel:
     boundary = "bf16" if boundary_bf16 else "f32"
-    more = (("BOUNDARY_BF16", int(boundary_bf16)), ("ROUNDS", int(rounds)))
-    macros = (*walk.macros(form), *more)
+    macros = (
+        *walk.macros(form),
+        ("BOUNDARY_BF16", int(boundary_bf16)),
+        ("ROUNDS", int(rounds)),
+        ("L2_FETCH", f'"{L2_FETCH}"'),
+    )
     blocks = "" if walk.block == 128 else f" by {walk.block}"
     name = f"experts fp4{blocks} {what} K={walk.inner} to {boundary}"
     return Kernel(name, SOURCE, entry, macros)
