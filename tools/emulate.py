@@ -34,6 +34,10 @@ INSTRUCTIONS = (
         "m16n8(c, a0, a1, a2, a3, b0, b1, 2);",
     ),
     (
+        r'asm\("cvt\.rn\.bf16x2\.f32.*?\);',
+        "r = to_bf16(a) | (u32)to_bf16(b) << 16;",
+    ),
+    (
         r'asm\("fma\.rn\.bf16x2.*?\);',
         "const float by = __uint_as_float(up & 0xFFFF0000u);"
         "r = __float_as_uint(__uint_as_float(a << 16) * by) >> 16"
@@ -61,6 +65,7 @@ INSTRUCTIONS = (
         r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(p\)[^;]*;',
         "copy_later(shared_at(to), p, 16);",
     ),
+    (r"__reduce_max_sync\(~0u, v\)", "lanes_max(v, 16)"),
     (r"extern __shared__ uint4 (\w+)\[\];", r"__shared__ uint4 \1[RING_BYTES / 16];"),
     (r'asm volatile\("griddepcontrol\.wait;[^"]*"[^;]*;', "waited();"),
 )

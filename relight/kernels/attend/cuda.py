@@ -1,7 +1,7 @@
 """Sparse attention on CUDA devices: which kernels there are. Knows no layer, and not
 whether it is chosen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,7 @@ SOURCE, GIVEN_SOURCE = "attend/step.cu", "attend/given.cu"
 TILE_HEADS, CHUNK = 16, 64
 """Heads and dims of a block; `TILE` and `CHUNK` of the source."""
 
-VALUE_THREADS = GIVEN_THREADS = 256
+GIVEN_THREADS = 256
 
 GIVEN_HEADS = 64
 """Of a row, which a block of the kernel for given rows has all; `ROOM` of the source."""
@@ -55,10 +55,9 @@ class Shape:
     def chunks(self) -> int:
         return self.dim // CHUNK
 
-    @property
-    def groups(self) -> int:
-        """Of heads."""
-        return -(-self.heads // TILE_HEADS)
+    def groups(self, heads: int) -> int:
+        """Of so many heads each."""
+        return -(-self.heads // heads)
 
     @property
     def given_bytes(self) -> int:
@@ -77,7 +76,7 @@ class Shape:
 
     def macros(self, form: Form) -> Macros:
         bf16 = self.dtype == torch.bfloat16
-        matrix = form.bf16 and bf16
+        matrix = is_matrix(form, self)
         return (
             ("STEP_FORM", form.number),
             ("OPERAND", '"bf16"' if matrix else '"f16"'),
@@ -94,12 +93,75 @@ class Shape:
         )
 
 
-def scores(form: Form, shape: Shape) -> Kernel:
-    return _kernel("scores", "attend_scores", form, shape)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How blocks of a step's kernels share the work, on which no bit hangs: heads and keys of
+    scores, and of values dims, warps, blocks of a processor, and whether rows are asked for early,
+    which hides a wait and takes registers."""
+
+    heads: int
+    keys: int
+    dims: int
+    warps: int
+    blocks: int
+    ahead: bool
+
+    @property
+    def parts(self) -> int:
+        """Of a block of keys, each with a best of its own."""
+        return KEY_BLOCK // self.keys
+
+    @property
+    def part_bytes(self) -> int:
+        """Shared memory for what the warps of values leave for each other."""
+        return 4 * self.warps * TILE_HEADS * (self.dims + 4)
+
+    @property
+    def macros(self) -> Macros:
+        return (
+            ("SCORE_HEADS", self.heads),
+            ("SCORE_KEYS", self.keys),
+            ("VALUE_DIMS", self.dims),
+            ("VALUE_WARPS", self.warps),
+            ("VALUE_BLOCKS", self.blocks),
+            ("AHEAD", int(self.ahead)),
+        )
 
 
-def values(form: Form, shape: Shape) -> Kernel:
-    return _kernel("values", "attend_values", form, shape)
+PLAIN_CUT = Cut(16, 64, 64, 8, 1, False)
+"""Without a matrix unit."""
+
+FEW_CUT = Cut(32, 32, 32, 11, 1, True)
+"""Of a few rows, where a wait is what counts. 11 warps take 704 keys, what layers list, at once."""
+
+MANY_CUT = Cut(32, 32, 32, 11, 2, False)
+"""Else: two blocks of a processor wait in turn. Of 64 dims a block reads 82 KB where two of 32 read
+122, but takes twice the registers."""
+
+FEW = 2
+"""Rows whose 64 blocks each have a processor of an H200."""
+
+
+def cut(form: Form, shape: Shape, rows: int) -> Cut:
+    if not is_matrix(form, shape):
+        return PLAIN_CUT
+    return FEW_CUT if rows <= FEW else MANY_CUT
+
+
+def is_matrix(form: Form, shape: Shape) -> bool:
+    return form.bf16 and shape.dtype == torch.bfloat16
+
+
+def scores(form: Form, shape: Shape, how: Cut) -> Kernel:
+    """The same for all that cut scores alike."""
+    how = replace(PLAIN_CUT, heads=how.heads, keys=how.keys)
+    made = _kernel("scores", "attend_scores", form, shape)
+    return replace(made, macros=made.macros + how.macros)
+
+
+def values(form: Form, shape: Shape, how: Cut) -> Kernel:
+    made = _kernel("values early" if how.ahead else "values", "attend_values", form, shape)
+    return replace(made, macros=made.macros + how.macros)
 
 
 def is_given(form: Form, shape: Shape) -> bool:
@@ -126,5 +188,7 @@ def shapes(form: Form) -> list[Shape]:
 
 def kernels(form: Form) -> list[Kernel]:
     some = shapes(form)
-    of_a_step = [make(form, shape) for shape in some for make in (scores, values)]
+    cuts = [(shape, cut(form, shape, rows)) for shape in some for rows in (1, FEW + 1)]
+    of_a_step = [make(form, *one) for one in cuts for make in (scores, values)]
+    of_a_step = list(dict.fromkeys(of_a_step))
     return of_a_step + [given(form, shape) for shape in some if is_given(form, shape)]

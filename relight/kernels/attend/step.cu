@@ -7,8 +7,9 @@
 //     total = total * exp(top before - top) + sum of the block.
 // A block without keys is passed over. Nothing hangs on how many rows there are, nor on where a key lies.
 //
-// A block of the grid has one row and 16 heads: of attend_scores with 64 keys, whose warps take 64 dims each; of attend_values
-// with 64 dims, whose warps take a block of keys each.
+// A block of the grid has one row. Of attend_scores it has SCORE_HEADS heads and SCORE_KEYS keys, and its warps take 64 dims each; of
+// attend_values 16 heads and VALUE_DIMS dims, and its warps take a block of keys each. No bit hangs on these three, nor on AHEAD:
+// whether rows are asked for before the scores are there.
 //
 // MATRIX: products of bf16 by the matrix unit, where queries and numerators are bf16; else float32 by multiply and add. Other
 // macros: those of lists.cuh, IN_BF16 (queries), OUT_BF16 (numerators and results).
@@ -27,36 +28,42 @@ D int chunk_format(const Lists& l, int block, int chunk) {
   return format == FP8 && chunk * CHUNK >= PLAIN ? WIDE : format;
 }
 
-typedef float Sums[TILE][KEYS + 8];  // + 8: neighbouring heads in other banks
+constexpr int PARTS = KEYS / SCORE_KEYS;              // of a block of keys, each with a best of its own
+typedef float Sums[SCORE_HEADS][SCORE_KEYS + 8];  // + 8: neighbouring heads in other banks
 
 #if MATRIX
-// This warp's dims of the products of 16 heads with 64 keys.
-template <int FORMAT> D void dots(const In* q, int first, const Stored (&places)[KEYS], Sums& sums) {
+// This warp's dims of the products of all heads with all keys of the block.
+template <int FORMAT> D void dots(const In* q, int first, const Stored* places, Sums& sums) {
   const int d = warp_id() * CHUNK + 16 * own_quarter();
-  u32 a[4][4];  // four dims each: of head own_row() in 0 and 2, of head own_row() + 8 in 1 and 3
-  UNROLL for (int h = 0; h < 2; h++)
-    UNROLL for (int half = 0; half < 2; half++) {
-      const uint4 v = *(const uint4*)(q + head_of(first, own_row() + 8 * h) * DIM + d + 8 * half);
-      a[2 * half][h] = v.x;
-      a[2 * half][2 + h] = v.y;
-      a[2 * half + 1][h] = v.z;
-      a[2 * half + 1][2 + h] = v.w;
-    }
-  float c[KEYS / 8][ACC] = {};  // all before any is stored: what is loaded may lie anywhere, so no load would pass a store
-  UNROLL for (int n = 0; n < KEYS / 8; n++)
-    UNROLL for (int half = 0; half < 2; half++) {
-      float x[8];
-      read8<FORMAT>(places[8 * n + own_row()], d + 8 * half, x);
-      UNROLL for (int i = 0; i < 2; i++) {
-        const u32(&own)[4] = a[2 * half + i];
-        mma(c[n], own[0], own[1], own[2], own[3], pair_of(x[4 * i], x[4 * i + 1]), pair_of(x[4 * i + 2], x[4 * i + 3]));
+  Packed<16> x[SCORE_KEYS / 8];  // all before any is stored: what is loaded may lie anywhere, so no load would pass a store
+  UNROLL for (int n = 0; n < SCORE_KEYS / 8; n++) load<FORMAT>(places[8 * n + own_row()], d, x[n]);
+  u32 a[SCORE_HEADS / TILE][4][4];  // four dims each: of head own_row() in 0 and 2, of head own_row() + 8 in 1 and 3
+  UNROLL for (int t = 0; t < SCORE_HEADS / TILE; t++)
+    UNROLL for (int h = 0; h < 2; h++)
+      UNROLL for (int half = 0; half < 2; half++) {
+        const uint4 v = *(const uint4*)(q + head_of(first, TILE * t + own_row() + 8 * h) * DIM + d + 8 * half);
+        a[t][2 * half][h] = v.x;
+        a[t][2 * half][2 + h] = v.y;
+        a[t][2 * half + 1][h] = v.z;
+        a[t][2 * half + 1][2 + h] = v.w;
       }
-    }
-  UNROLL for (int n = 0; n < KEYS / 8; n++)
-    UNROLL for (int i = 0; i < ACC; i++) sums[acc_row(i)][8 * n + acc_token(i)] = c[n][i];
+  float c[SCORE_HEADS / TILE][SCORE_KEYS / 8][ACC] = {};
+  UNROLL for (int n = 0; n < SCORE_KEYS / 8; n++) {
+    u32 pairs[8];
+    unpack<FORMAT>(x[n], pairs);
+    UNROLL for (int t = 0; t < SCORE_HEADS / TILE; t++)
+      UNROLL for (int i = 0; i < 4; i++) {
+        const u32(&own)[4] = a[t][i];
+        mma(c[t][n], own[0], own[1], own[2], own[3], pairs[2 * i], pairs[2 * i + 1]);
+      }
+  }
+  UNROLL for (int t = 0; t < SCORE_HEADS / TILE; t++)
+    UNROLL for (int n = 0; n < SCORE_KEYS / 8; n++)
+      UNROLL for (int i = 0; i < ACC; i++) sums[TILE * t + acc_row(i)][8 * n + acc_token(i)] = c[t][n][i];
 }
 #else
-// A lane has two keys; `queries` [TILE][DIM] are in shared memory, where all lanes read the same.
+static_assert(SCORE_KEYS == KEYS && SCORE_HEADS == TILE && VALUE_DIMS == CHUNK, "a lane has two keys, and two dims");
+// `queries` [TILE][DIM] are in shared memory, where all lanes read the same.
 template <int FORMAT> D void dots(const float* queries, const Stored (&places)[KEYS], float (&c)[TILE][2]) {
   const Stored at[2] = {places[lane_id()], places[lane_id() + 32]};
   _Pragma("unroll 2") for (int d = warp_id() * CHUNK; d < (warp_id() + 1) * CHUNK; d += 8) {
@@ -76,7 +83,7 @@ template <int FORMAT> D void dots(const float* queries, const Stored (&places)[K
 }
 #endif
 
-// q [rows, HEADS, DIM] -> scores [rows, HEADS, blocks, KEYS] of blocks with keys, best [rows, HEADS, blocks].
+// q [rows, HEADS, DIM] -> scores [rows, HEADS, blocks, KEYS] of blocks with keys, best [rows, HEADS, blocks, PARTS].
 extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
     attend_scores(const In* q, SOURCE(window), SOURCE(entry), const i64* window_index, const i64* entry_index, int window_blocks,
                   int entry_blocks, float scale, float* scores, float* best) {
@@ -84,11 +91,12 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
   alignas(16) __shared__ Sums sums[CHUNKS];  // of each warp; without matrix unit the queries before
   static_assert(sizeof(Sums) >= TILE * CHUNK * sizeof(float), "queries fit");
   const Lists lists = {GIVEN(window), GIVEN(entry), window_index, entry_index, window_blocks, entry_blocks};
-  const int blocks = window_blocks + entry_blocks, block = blockIdx.x / GROUPS, row = blockIdx.y;
-  const int first = blockIdx.x % GROUPS * TILE, heads = min(TILE, HEADS - first);
+  constexpr int GROUPS = (HEADS + SCORE_HEADS - 1) / SCORE_HEADS;
+  const int blocks = window_blocks + entry_blocks, at = blockIdx.x / GROUPS, block = at / PARTS, row = blockIdx.y;
+  const int first = blockIdx.x % GROUPS * SCORE_HEADS, heads = min(SCORE_HEADS, HEADS - first);
   wait_for_previous();
   q += (i64)row * HEADS * DIM;
-  best += ((i64)row * HEADS + first) * blocks + block;
+  best += ((i64)row * HEADS + first) * blocks * PARTS + at;
   for (int i = threadIdx.x; i < KEYS; i += 32 * CHUNKS) places[i] = key_at(lists, row, block, i);
 #if !MATRIX
   float* queries = &sums[0][0][0];
@@ -96,12 +104,12 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
 #endif
   __syncthreads();
   if (!some_key(places)) {
-    for (int h = threadIdx.x; h < heads; h += 32 * CHUNKS) best[h * blocks] = none();
+    for (int h = threadIdx.x; h < heads; h += 32 * CHUNKS) best[h * blocks * PARTS] = none();
     return;
   }
   const int format = chunk_format(lists, block, warp_id());
 #if MATRIX
-#define DOTS(F) dots<F>(q, first, places, sums[warp_id()])
+#define DOTS(F) dots<F>(q, first, places + at % PARTS * SCORE_KEYS, sums[warp_id()])
   BY_FORMAT(format, DOTS);
 #else
 #define DOTS(F) dots<F>(queries, places, c)
@@ -112,73 +120,70 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
     UNROLL for (int n = 0; n < 2; n++) sums[warp_id()][h][lane_id() + 32 * n] = c[h][n];
 #endif
   __syncthreads();
-  for (int h = warp_id(); h < heads; h += CHUNKS) {
+  _Pragma("unroll 4") for (int h = warp_id(); h < heads; h += CHUNKS) {
     float most = none();
-    UNROLL for (int key = lane_id(); key < KEYS; key += 32) {
+    UNROLL for (int key = lane_id(); key < SCORE_KEYS; key += 32) {
       float s = sums[0][h][key];
       UNROLL for (int c = 1; c < CHUNKS; c++) s = add(s, sums[c][h][key]);
-      s = places[key].scale ? mul(s, scale) : none();
-      scores[(((i64)row * HEADS + first + h) * blocks + block) * KEYS + key] = s;
+      const int place = at % PARTS * SCORE_KEYS + key;
+      s = places[place].scale ? mul(s, scale) : none();
+      scores[(((i64)row * HEADS + first + h) * blocks + block) * KEYS + place] = s;
       most = fmaxf(most, s);
     }
     for (int apart = 16; apart; apart >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
-    if (lane_id() == 0) best[h * blocks] = most;
+    if (lane_id() == 0) best[h * blocks * PARTS] = most;
   }
 }
 
-constexpr int WARPS = 8, OUTPUTS = TILE * CHUNK / (32 * WARPS);
-typedef float Part[TILE][CHUNK + 4];
-typedef float Numerators[2][16];  // of head own_row() + 8 h and key 16 s + 4 own_quarter() + i in [h][4 s + i]
+constexpr int GROUPS = (HEADS + TILE - 1) / TILE, SPANS = DIM / VALUE_DIMS, OWN = VALUE_DIMS / 8;
+typedef float Part[TILE][VALUE_DIMS + 4];
 
-// Numerators of a block, and their sums for the same two heads: the definition's tree, whose top bits of a key are s.
-D void weigh(const float* scores, int blocks, int first, const float (&top)[TILE], Numerators& p, float (&sum)[2]) {
-  UNROLL for (int h = 0; h < 2; h++) {
-    const int own = own_row() + 8 * h;
-    const float* from = scores + (i64)head_of(first, own) * blocks * KEYS + 4 * own_quarter();
-    UNROLL for (int s = 0; s < 4; s++) {
-      const uint4 v = *(const uint4*)(from + 16 * s);
-      UNROLL for (int i = 0; i < 4; i++) {
-        const u32 bits = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-        p[h][4 * s + i] = expf(__uint_as_float(bits) - top[own]);
-      }
-    }
-    float t[4];
+// Numerators of a block for one head: of key 16 s + 4 own_quarter() + i in [4 s + i]. Returns their sum, the definition's tree, whose
+// top bits of a key are s.
+D float weigh(const float* scores, float top, float (&p)[16]) {
+  UNROLL for (int s = 0; s < 4; s++) {
+    const uint4 v = *(const uint4*)(scores + 16 * s + 4 * own_quarter());
     UNROLL for (int i = 0; i < 4; i++) {
-      t[i] = add(add(p[h][i], p[h][8 + i]), add(p[h][4 + i], p[h][12 + i]));
-      t[i] = add(t[i], __shfl_xor_sync(~0u, t[i], 2));
-      t[i] = add(t[i], __shfl_xor_sync(~0u, t[i], 1));
+      const u32 bits = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+      p[4 * s + i] = expf(__uint_as_float(bits) - top);
     }
-    sum[h] = add(add(t[0], t[2]), add(t[1], t[3]));
   }
+  float t[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    t[i] = add(add(p[i], p[8 + i]), add(p[4 + i], p[12 + i]));
+    t[i] = add(t[i], __shfl_xor_sync(~0u, t[i], 2));
+    t[i] = add(t[i], __shfl_xor_sync(~0u, t[i], 1));
+  }
+  return add(add(t[0], t[2]), add(t[1], t[3]));
 }
 
 #if MATRIX
-template <int FORMAT> D void weighted(const Numerators& p, const Stored (&places)[KEYS], int d, Part& part) {
-  float c[8][ACC] = {};
+typedef Packed<OWN> Four[4];  // of key 16 s + 4 own_quarter() + i, the dims OWN * own_row() on, in [i]
+template <int FORMAT> D void ask(const Stored (&places)[KEYS], int d, int s, Four& x) {
+  UNROLL for (int i = 0; i < 4; i++) load<FORMAT>(places[16 * s + 4 * own_quarter() + i], d + OWN * own_row(), x[i]);
+}
+template <int FORMAT> D void weighted(const u32 (&p)[2][8], const Stored (&places)[KEYS], int d, Four (&x)[4], Part& part) {
+  float c[OWN][ACC] = {};
   UNROLL for (int s = 0; s < 4; s++) {
-    u32 a[2][2];
-    UNROLL for (int h = 0; h < 2; h++)
-      UNROLL for (int i = 0; i < 2; i++) a[h][i] = rounded_pair(p[h][4 * s + 2 * i], p[h][4 * s + 2 * i + 1]);
-    float x[4][8];  // of four keys, the dims 8 own_row() to + 7
-    UNROLL for (int i = 0; i < 4; i++) read8<FORMAT>(places[16 * s + 4 * own_quarter() + i], d + 8 * own_row(), x[i]);
-    UNROLL for (int j = 0; j < 8; j++)
-      mma(c[j], a[0][0], a[1][0], a[0][1], a[1][1], pair_of(x[0][j], x[1][j]), pair_of(x[2][j], x[3][j]));
+    if (!AHEAD) ask<FORMAT>(places, d, s, x[s]);
+    u32 own[4][OWN / 2];
+    UNROLL for (int i = 0; i < 4; i++) unpack<FORMAT>(x[s][i], own[i]);
+    UNROLL for (int j = 0; j < OWN; j++) {
+      const u32 half = j % 2 ? 0x7632 : 0x5410;
+      mma(c[j], p[0][2 * s], p[1][2 * s], p[0][2 * s + 1], p[1][2 * s + 1], __byte_perm(own[0][j / 2], own[1][j / 2], half),
+          __byte_perm(own[2][j / 2], own[3][j / 2], half));
+    }
   }
   UNROLL for (int i = 0; i < ACC; i++)
-    UNROLL for (int j = 0; j < 8; j += 4)
-      *(uint4*)&part[acc_row(i)][8 * acc_token(i) + j] = make_uint4(__float_as_uint(c[j][i]), __float_as_uint(c[j + 1][i]),
-                                                                    __float_as_uint(c[j + 2][i]), __float_as_uint(c[j + 3][i]));
+    UNROLL for (int j = 0; j < OWN; j += 4)
+      *(uint4*)&part[acc_row(i)][OWN * acc_token(i) + j] = make_uint4(__float_as_uint(c[j][i]), __float_as_uint(c[j + 1][i]),
+                                                                      __float_as_uint(c[j + 2][i]), __float_as_uint(c[j + 3][i]));
 }
 #else
-// A lane has two dims. Numerators go through shared memory, [KEYS][TILE] where the part will be.
-template <int FORMAT> D void weighted(const Numerators& p, const Stored (&places)[KEYS], int d, Part& part) {
+// A lane has two dims. Numerators lie in shared memory, [KEYS][TILE] where the part will be.
+template <int FORMAT> D void weighted(const Stored (&places)[KEYS], int d, Part& part) {
   static_assert(sizeof(Part) >= KEYS * TILE * sizeof(float), "numerators fit");
-  float* all = &part[0][0];
-  UNROLL for (int h = 0; h < 2; h++)
-    UNROLL for (int s = 0; s < 4; s++)
-      UNROLL for (int i = 0; i < 4; i++)
-        all[(16 * s + 4 * own_quarter() + i) * TILE + own_row() + 8 * h] = rounded(p[h][4 * s + i]);
-  __syncwarp();
+  const float* all = &part[0][0];
   float c[TILE][2] = {};
   _Pragma("unroll 4") for (int key = 0; key < KEYS; key++) {
     float x[2];
@@ -203,71 +208,101 @@ template <int FORMAT> D void weighted(const Numerators& p, const Stored (&places
 D void find(Stored (&places)[KEYS], const Lists& lists, int row, int block, int blocks) {
   for (int key = lane_id(); key < KEYS; key += 32)
     places[key] = block < blocks ? key_at(lists, row, block, key) : Stored{nullptr, nullptr};
+  __syncwarp();
 }
 
+extern __shared__ uint4 room[];  // a Part of each warp
+
 // scores and best as above, sink [HEADS] -> y [rows, HEADS, DIM].
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
     attend_values(const float* scores, const float* best, SOURCE(window), SOURCE(entry), const i64* window_index,
                   const i64* entry_index, int window_blocks, int entry_blocks, const float* sink, Out* y) {
-  alignas(16) __shared__ Part parts[WARPS];
+  constexpr int WARPS = VALUE_WARPS, QUADS = VALUE_DIMS / 4;
+  static_assert(QUADS * TILE <= 32 * WARPS, "a thread adds four results");
   __shared__ Stored places[WARPS][KEYS];
-  __shared__ float top[WARPS][TILE], shrink[WARPS][TILE], sum[WARPS][TILE];
+  __shared__ float shrink[WARPS][TILE], sum[WARPS][TILE], last[TILE];
   __shared__ bool live[WARPS];
+  Part* parts = (Part*)room;
   const Lists lists = {GIVEN(window), GIVEN(entry), window_index, entry_index, window_blocks, entry_blocks};
   const int blocks = window_blocks + entry_blocks, row = blockIdx.y, w = warp_id();
-  const int chunk = blockIdx.x % CHUNKS, first = blockIdx.x / CHUNKS * TILE;
-  // Lists are older than the kernel before, and read past L1, which may be older still.
-  find(places[w], lists, row, w, blocks);
-  wait_for_previous();
+  const int from = blockIdx.x % SPANS * VALUE_DIMS, first = blockIdx.x / SPANS * TILE;
   scores += (i64)row * HEADS * blocks * KEYS;
-  best += (i64)row * HEADS * blocks;
-  float total[OUTPUTS] = {}, below[OUTPUTS] = {}, so_far = LEAST;
+  best += (i64)row * HEADS * blocks * PARTS;
+  const float* own_best = best + (i64)head_of(first, lane_id() / 2) * blocks * PARTS;  // two lanes a head
+  float total[4] = {}, below = 0.f, so_far = LEAST;
+  const int h = threadIdx.x / QUADS, d = threadIdx.x % QUADS * 4;
   for (int base = 0; base < blocks; base += WARPS) {
-    // The best key so far, of head threadIdx.x / 8 after block base + threadIdx.x % 8.
-    if (threadIdx.x < WARPS * TILE) {
-      const int h = threadIdx.x / WARPS, b = threadIdx.x % WARPS;
-      float m = base + b < blocks ? best[(i64)head_of(first, h) * blocks + base + b] : none();
-      UNROLL for (int step = 1; step < WARPS; step *= 2) {
-        const float before = __shfl_sync(~0u, m, lane_id() - step);
-        if (b >= step) m = fmaxf(m, before);
-      }
-      m = fmaxf(m, so_far);
-      const float before = __shfl_sync(~0u, m, lane_id() - 1);
-      top[b][h] = m;
-      shrink[b][h] = expf((b ? before : so_far) - m);  // exactly 1 where the block has no better key
-      so_far = __shfl_sync(~0u, m, lane_id() | WARPS - 1);
-    }
-    if (base) find(places[w], lists, row, base + w, blocks);
-    __syncthreads();
+    // Lists and rows are older than the kernel before, and read past L1, which may be older still.
+    find(places[w], lists, row, base + w, blocks);
     const bool some = some_key(places[w]);
+    const int format = chunk_format(lists, base + w, from / CHUNK);
+#if MATRIX
+    Four x[4];
+#define ASK(F) UNROLL for (int s = 0; s < 4; s++) ask<F>(places[w], from, s, x[s])
+    if (AHEAD && some) {
+      BY_FORMAT(format, ASK);
+    }
+#endif
+    if (base == 0) wait_for_previous();
+    // The best key so far: in front of this warp's block, with it, and with all of this turn.
+    float before = so_far, with = none(), all = none();
+    UNROLL for (int i = 0; i < WARPS * PARTS; i += 2) {
+      const int at = i + lane_id() % 2, b = at / PARTS;
+      const float m = b < WARPS && base + b < blocks ? own_best[base * PARTS + at] : none();
+      all = fmaxf(all, m);
+      if (b <= w) with = fmaxf(with, m);
+      if (b < w) before = fmaxf(before, m);
+    }
+    before = fmaxf(before, __shfl_xor_sync(~0u, before, 1));
+    with = fmaxf(before, fmaxf(with, __shfl_xor_sync(~0u, with, 1)));
+    so_far = fmaxf(so_far, fmaxf(all, __shfl_xor_sync(~0u, all, 1)));
     if (some) {
-      Numerators p;
       float own[2];  // stored when all is loaded
-      weigh(scores + (i64)(base + w) * KEYS, blocks, first, top[w], p, own);
-      const int format = chunk_format(lists, base + w, chunk);
-#define WEIGHTED(F) weighted<F>(p, places[w], chunk * CHUNK, parts[w])
+#if MATRIX
+      u32 p[2][8];
+#endif
+      UNROLL for (int i = 0; i < 2; i++) {
+        const int head = own_row() + 8 * i;
+        float v[16];
+        own[i] = weigh(scores + ((i64)head_of(first, head) * blocks + base + w) * KEYS, __shfl_sync(~0u, with, 2 * head), v);
+#if MATRIX
+        UNROLL for (int k = 0; k < 8; k++) p[i][k] = rounded_pair(v[2 * k], v[2 * k + 1]);
+#else
+        UNROLL for (int s = 0; s < 4; s++)
+          UNROLL for (int k = 0; k < 4; k++) parts[w][0][(16 * s + 4 * own_quarter() + k) * TILE + head] = rounded(v[4 * s + k]);
+#endif
+      }
+#if MATRIX
+#define WEIGHTED(F) weighted<F>(p, places[w], from, x, parts[w])
+#else
+      __syncwarp();
+#define WEIGHTED(F) weighted<F>(places[w], from, parts[w])
+#endif
       BY_FORMAT(format, WEIGHTED);
-      UNROLL for (int h = 0; h < 2; h++)
-        if (own_quarter() == 0) sum[w][own_row() + 8 * h] = own[h];
+      if (own_quarter() == 0)
+        UNROLL for (int i = 0; i < 2; i++) sum[w][own_row() + 8 * i] = own[i];
+    }
+    if (lane_id() % 2 == 0) {
+      shrink[w][lane_id() / 2] = expf(before - with);  // exactly 1 where the block has no better key
+      if (w == 0) last[lane_id() / 2] = so_far;
     }
     if (lane_id() == 0) live[w] = some;
     __syncthreads();
-    UNROLL for (int o = 0; o < OUTPUTS; o++) {
-      const int h = (threadIdx.x + o * 32 * WARPS) / CHUNK, d = threadIdx.x % CHUNK;
-      for (int b = 0; b < WARPS; b++)
+    if (h < TILE)
+      UNROLL for (int b = 0; b < WARPS; b++)
         if (live[b]) {
-          total[o] = add(mul(total[o], shrink[b][h]), parts[b][h][d]);
-          below[o] = add(mul(below[o], shrink[b][h]), sum[b][h]);
+          const uint4 v = *(const uint4*)&parts[b][h][d];
+          const float by = shrink[b][h];
+          total[0] = add(mul(total[0], by), __uint_as_float(v.x));
+          total[1] = add(mul(total[1], by), __uint_as_float(v.y));
+          total[2] = add(mul(total[2], by), __uint_as_float(v.z));
+          total[3] = add(mul(total[3], by), __uint_as_float(v.w));
+          below = add(mul(below, by), sum[b][h]);
         }
-    }
-    __syncthreads();
+    if (base + WARPS < blocks) __syncthreads();
   }
-  if (threadIdx.x < WARPS * TILE && threadIdx.x % WARPS == 0) top[0][threadIdx.x / WARPS] = so_far;
-  __syncthreads();
-  UNROLL for (int o = 0; o < OUTPUTS; o++) {
-    const int h = (threadIdx.x + o * 32 * WARPS) / CHUNK, d = threadIdx.x % CHUNK;
-    if (first + h >= HEADS) continue;
-    const float found = __fdiv_rn(total[o], add(below[o], expf(sink[first + h] - top[0][h])));
-    put(y + ((i64)row * HEADS + first + h) * DIM + chunk * CHUNK + d, found);
-  }
+  if (blocks == 0) wait_for_previous();
+  if (h >= TILE || first + h >= HEADS) return;
+  below = add(below, expf(sink[first + h] - (blocks ? last[h] : LEAST)));
+  UNROLL for (int i = 0; i < 4; i++) put(y + ((i64)row * HEADS + first + h) * DIM + from + d + i, __fdiv_rn(total[i], below));
 }

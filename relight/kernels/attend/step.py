@@ -31,15 +31,18 @@ class StepAttend:
         count = sum(one.shape[1] // KEY_BLOCK for one in keys.lists if one is not None)
         nbytes = 4 * shape.heads * count * (KEY_BLOCK + 1)
         kept = (rows_of_a_pass(len(q), nbytes), shape.heads, count)
-        scores, best = sink.new_empty((*kept, KEY_BLOCK)), sink.new_empty(kept)
+        how = cuda.cut(tools.form, shape, len(q))
+        scores, best = sink.new_empty((*kept, KEY_BLOCK)), sink.new_empty((*kept, how.parts))
         for part in passes(len(q), nbytes):
             rows, given = part.stop - part.start, addresses(keys.part(part))
             if count:
-                launch = tools.load(cuda.scores(tools.form, shape), 32 * shape.chunks)
-                grid = (count * shape.groups, rows)
+                launch = tools.load(cuda.scores(tools.form, shape, how), 32 * shape.chunks)
+                grid = (count * how.parts * shape.groups(how.heads), rows)
                 launch(grid, q[part], *given, float(scale), scores, best)
-            launch = tools.load(cuda.values(tools.form, shape), cuda.VALUE_THREADS)
-            launch((shape.chunks * shape.groups, rows), scores, best, *given, sink, y[part])
+            kernel = cuda.values(tools.form, shape, how)
+            launch = tools.load(kernel, 32 * how.warps, how.part_bytes)
+            grid = (shape.dim // how.dims * shape.groups(cuda.TILE_HEADS), rows)
+            launch(grid, scores, best, *given, sink, y[part])
         return y
 
 

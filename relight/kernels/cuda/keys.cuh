@@ -89,5 +89,50 @@ template <int FORMAT> D void read2(const Stored& p, int d, float (&x)[2]) {
   x[1] = (is_fp4(FORMAT) ? from_nibble(w >> 4) : from_e4m3(w >> 8)) * scale;
 }
 
+#if STEP_FORM == 80
+// N values, 4, 8 or 16, of a row as they are stored, and as pairs of bf16, in order: every one is exact there. Loads pass by L1,
+// which a row's lanes do not share and which may be older than what the kernel in front left.
+template <int N> struct Packed {
+  u32 w[N / 2], scale;
+};
+template <int FORMAT, int N> D void load(const Stored& p, int d, Packed<N>& x) {
+  const u8* from = p.data + (FORMAT == WIDE ? PLAIN + 2 * (d - PLAIN) : is_fp4(FORMAT) ? d / 2 : d);
+  constexpr int BYTES = FORMAT == WIDE ? 2 * N : is_fp4(FORMAT) ? N / 2 : N;
+  if constexpr (BYTES >= 16) {
+    UNROLL for (int i = 0; i < BYTES / 16; i++) {
+      const uint4 v = __ldcg((const uint4*)(from + 16 * i));
+      x.w[4 * i] = v.x, x.w[4 * i + 1] = v.y, x.w[4 * i + 2] = v.z, x.w[4 * i + 3] = v.w;
+    }
+  } else if constexpr (BYTES == 8) {
+    const uint2 v = __ldcg((const uint2*)from);
+    x.w[0] = v.x, x.w[1] = v.y;
+  } else {
+    x.w[0] = BYTES == 4 ? __ldcg((const u32*)from) : __ldcg((const u16*)from);
+  }
+  UNROLL for (int i = 0; 4 * i < BYTES; i++) x.w[i] = kept(p, x.w[i]);
+  if (FORMAT != WIDE) x.scale = kept(p, __ldcg((p.scale ? p.scale : p.data) + d / group_of(FORMAT)));
+}
+D u32 products(u32 a, u32 up) {
+  u32 r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(up), "r"(0x80008000u));
+  return r;
+}
+// A code in the place of a bf16 is its value times 2^-120 or 2^-126, subnormals too.
+template <int FORMAT, int N> D void unpack(const Packed<N>& x, u32 (&pairs)[N / 2]) {
+  const u32 scale = __byte_perm(__float_as_uint(from_scale<FORMAT>(x.scale)), 0, 0x3232);
+  UNROLL for (int i = 0; i < N / 2; i++) {
+    if (FORMAT == WIDE) {
+      pairs[i] = x.w[i];
+    } else if (is_fp4(FORMAT)) {
+      const u32 b = x.w[i / 4] >> 8 * (i % 4), both = (b & 15) | (b & 0xF0) << 12;
+      pairs[i] = products(products((both & 0x00080008u) << 12 | (both & 0x00070007u) << 6, 0x7E807E80u), scale);
+    } else {
+      const u32 v = __byte_perm(x.w[i / 2], 0, i & 1 ? 0x3424 : 0x1404);
+      pairs[i] = products(products((v & 0x80008000u) | (v >> 4 & 0x07F007F0u), 0x7B807B80u), scale);
+    }
+  }
+}
+#endif
+
 // Two values as a pair of bf16, by their upper halves: every stored value is exact there.
 D u32 pair_of(float a, float b) { return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x7632); }

@@ -5,7 +5,7 @@
 #include "keys.cuh"
 
 constexpr int KEYS = 64, TILE = 16, CHUNK = 64;
-constexpr int CHUNKS = DIM / CHUNK, GROUPS = (HEADS + TILE - 1) / TILE;
+constexpr int CHUNKS = DIM / CHUNK;
 static_assert(DIM % CHUNK == 0 && PLAIN % CHUNK == 0 && CHUNKS <= 8, "a warp has 64 dims of one kind");
 
 constexpr float LEAST = -3.4028234663852886e38f;         // what the best of no keys is
@@ -35,4 +35,10 @@ D bool some_key(const Stored (&places)[KEYS]) {
   return __ballot_sync(~0u, places[lane_id()].scale || places[lane_id() + 32].scale) != 0;
 }
 D int head_of(int first, int h) { return min(first + h, HEADS - 1); }  // what is no head repeats the last and is dropped
-D u32 rounded_pair(float a, float b) { return to_bf16(a) | (u32)to_bf16(b) << 16; }
+#if STEP_FORM == 80
+D u32 rounded_pair(float a, float b) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+  return r;
+}
+#endif
