@@ -8,10 +8,15 @@ from relight.kernels.forms import Form
 SOURCE = "route/rows.cu"
 
 WARP = 32
-"""Threads of a block, one block a row."""
+MOST_EXPERTS = 1024
+"""A block has a row, and but for a table a thread for each expert."""
 
 V4_SHAPE, V41_SHAPES = (256, 6), ((384, 6), (128, 3))
 """Experts and how many are chosen; V4.1's draft has fewer."""
+
+
+def threads(experts: int, *, hashed: bool) -> int:
+    return WARP if hashed else experts
 
 
 def kernel(form: Form, experts: int, chosen: int, *, hashed: bool) -> Kernel:

@@ -15,7 +15,9 @@ class RowRoute:
         self._tools = tools
 
     def takes(self, logits: Tensor, k: int) -> bool:
-        return logits.shape[1] % cuda.WARP == 0 and k <= cuda.WARP and in_place(logits)
+        experts = logits.shape[1]
+        fits = experts % cuda.WARP == 0 and experts <= cuda.MOST_EXPERTS and k <= cuda.WARP
+        return fits and in_place(logits)
 
     def route(
         self,
@@ -32,7 +34,8 @@ class RowRoute:
         ids = torch.empty((n, k), dtype=torch.int64, device=logits.device)
         weights = logits.new_empty((n, k))
         if n:
-            kernel = cuda.kernel(self._tools.form, experts, k, hashed=table is not None)
-            launch = self._tools.load(kernel, cuda.WARP)
+            hashed = table is not None
+            kernel = cuda.kernel(self._tools.form, experts, k, hashed=hashed)
+            launch = self._tools.load(kernel, cuda.threads(experts, hashed=hashed))
             launch((n, 1), logits, bias, table, token_ids, float(scale), ids, weights)
         return ids, weights
