@@ -17,6 +17,9 @@ THREADS = {512: 256, 128: 32}
 """Of a block that pools entries of so many values: values that share a scale are a warp's or half
 of one's."""
 
+SPLIT = {128: 2}
+"""Times as many pool groups of so many tokens."""
+
 HADAMARD_WIDTH = 128
 
 VALUES = "values"
@@ -24,6 +27,10 @@ END = {VALUES: 0, "fp8": 2, "fp4": 3}
 """Of the source, by the format of entries; values come out as they are, not rotated."""
 
 RAW_THREADS = 256
+
+
+def pool_threads(dim: int, ratio: int) -> int:
+    return THREADS[dim] * SPLIT.get(ratio, 1)
 
 
 def put_raw(form: Form, channels: int, ratio: int) -> Kernel:
@@ -49,6 +56,7 @@ def _pool(form: Form, end: str, dim: int, ratio: int, boundary: torch.dtype) -> 
         *Block(dim, THREADS[dim]).macros(form, torch.float32, boundary),
         ("MEMBERS", 2 * ratio if overlap else ratio),
         ("OVERLAP", int(overlap)),
+        ("SPLIT", SPLIT.get(ratio, 1)),
         ("ROPE", ROPE),
         ("END", END[end]),
     )

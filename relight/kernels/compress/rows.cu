@@ -5,6 +5,9 @@
 // are the A halves of the group before, the others the B halves of the group itself. The entry is rounded, normed, rotated by the
 // position of the group's first token and stored: END 2 a row of format "fp8", 3, after Hadamard, one of format "fp4". END 0: the
 // normed entry comes out, and zeros of a group that does not close.
+//
+// SPLIT times THREADS threads pool, each a pair of channels of some of the members; THREADS go on with the entry. Where members are
+// few, a thread has all it reads of them at once.
 #include "row.cuh"
 
 constexpr int HALVES = OVERLAP ? 2 : 1, CHANNELS = HALVES * WIDTH, RATIO = MEMBERS / HALVES;
@@ -12,6 +15,7 @@ constexpr int HALVES = OVERLAP ? 2 : 1, CHANNELS = HALVES * WIDTH, RATIO = MEMBE
 // The tree of halves over `MEMBERS` as one over STRIDE residues, each of them one over the members of that residue.
 constexpr int STRIDE = MEMBERS > 16 ? MEMBERS / 16 : 1, RUN = MEMBERS / STRIDE;
 static_assert(MEMBERS == STRIDE * RUN && (MEMBERS & MEMBERS - 1) == 0, "a power of two");
+static_assert(STRIDE % SPLIT == 0 && (SPLIT == 1 || PAIRS == 1), "threads share residues evenly");
 
 struct Group {
   const float* slot;  // of the ring
@@ -35,30 +39,68 @@ struct Group {
     if (m >= own)  // weights may begin anywhere
       UNROLL for (int b = 0; b < 2; b++) g[b] = add(g[b], ape[m % RATIO * CHANNELS + half(m) + channel + b]);
   }
+  D void gates_of(int o, int channel, float (&g)[RUN][2]) const {
+    UNROLL for (int i = 0; i < RUN; i++) gate(i * STRIDE + o, channel, g[i]);
+  }
+  D void values_of(int o, int channel, float (&v)[RUN][2]) const {
+    UNROLL for (int i = 0; i < RUN; i++) value(i * STRIDE + o, channel, v[i]);
+  }
 };
+
+// What the parts of a pair of channels have, as one: of the bits of a member those of a part are the lowest.
+typedef float Meeting[2][SPLIT][THREADS];
+template <class F> D void meet(Meeting& room, float (&v)[2], F join) {
+  if constexpr (SPLIT > 1) {
+    const int pair = threadIdx.x % THREADS;
+    UNROLL for (int b = 0; b < 2; b++) room[b][threadIdx.x / THREADS][pair] = v[b];
+    __syncthreads();
+    UNROLL for (int b = 0; b < 2; b++) {
+      float all[SPLIT];
+      UNROLL for (int p = 0; p < SPLIT; p++) all[p] = room[b][p][pair];
+      UNROLL for (int half = SPLIT / 2; half; half /= 2)
+        UNROLL for (int p = 0; p < half; p++) all[p] = join(all[p], all[p + half]);
+      v[b] = all[0];
+    }
+  }
+}
+// The definition's sum over all members of terms(o, ..), those of residue o.
+template <class F> D void sums(int part, Meeting& room, float (&found)[2], F terms) {
+  float all[2][STRIDE / SPLIT], of_one[2][RUN];
+  _Pragma("unroll 1") for (int o = 0; o < STRIDE / SPLIT; o++) {
+    terms(o * SPLIT + part, of_one);
+    UNROLL for (int b = 0; b < 2; b++) {
+      const float sum = tree(of_one[b]);
+      UNROLL for (int k = 0; k < STRIDE / SPLIT; k++)
+        if (k == o) all[b][k] = sum;
+    }
+  }
+  UNROLL for (int b = 0; b < 2; b++) found[b] = tree(all[b]);
+  meet(room, found, [](float a, float b) { return add(a, b); });
+}
 
 // Groups g: entry, sequence and place of each; place 0 is the null page's, of groups that do not close. slots by sequence. Where
 // `values` is not null, row first_rows[sequence] of it and of the gates is at position starts[sequence], and so on. Of END 0 `data` is
 // y [groups, WIDTH] of Out.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * SPLIT)
     pool(const i64* entries, const i64* sequences, const i64* slots, const i64* places, const float* values, const float* gates,
          const float* ape, const i64* starts, const i64* first_rows, const float* rows, i64 slot_floats, int ring,
          const float* weight, float eps, const float* frequencies, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner,
          int data_inner, int scale_inner) {
   __shared__ Room room;
+  __shared__ Meeting meetings[3];
   const i64 g = blockIdx.x;
+  const int part = threadIdx.x / THREADS;
   wait_for_previous();
-  const i64 to = places[g], entry = entries[g];
+  const i64 to = places[g], entry = entries[g], sequence = sequences[g];
   if (to == 0) {
 #if END == 0
     const Pairs nothing = {};
-    write_row((Out*)data + g * WIDTH, nothing);
+    if (part == 0) write_row((Out*)data + g * WIDTH, nothing);
 #endif
     return;
   }
   const i64 first = entry * RATIO - (MEMBERS - RATIO);
   const int start = (int)((first + MEMBERS) % ring) - MEMBERS;  // the ring has MEMBERS rows at least, and first + MEMBERS > 0
-  const i64 sequence = sequences[g];
   Group group = {rows + slots[sequence] * slot_floats, first, start < 0 ? start + ring : start, ring, MEMBERS};
   if (values) {
     const i64 before = starts[sequence] - first, from = first_rows[sequence] - before;  // row of member 0
@@ -70,44 +112,43 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   Pairs v;
 #pragma unroll 1
   for (int j = 0; j < PAIRS; j++) {
-    const int channel = place(j);
+    const int channel = (j * THREADS + threadIdx.x % THREADS) * 2;
+    float gates[RUN][2], values[RUN][2];  // of residue o; of the only one from the start
+    if (STRIDE == 1) {
+      group.gates_of(0, channel, gates);
+      group.values_of(0, channel, values);
+    }
     float largest[2];
-    group.gate(MEMBERS - 1, channel, largest);
-    _Pragma("unroll 8") for (int m = 0; m < MEMBERS - 1; m++) {
-      float gate[2];
-      group.gate(m, channel, gate);
-      UNROLL for (int b = 0; b < 2; b++) largest[b] = fmaxf(largest[b], gate[b]);
+    UNROLL for (int b = 0; b < 2; b++) largest[b] = __uint_as_float(0xFF800000u);
+    _Pragma("unroll 1") for (int o = part; o < STRIDE; o += SPLIT) {
+      if (STRIDE > 1) group.gates_of(o, channel, gates);
+      UNROLL for (int i = 0; i < RUN; i++)
+        UNROLL for (int b = 0; b < 2; b++) largest[b] = fmaxf(largest[b], gates[i][b]);
     }
-    float all[2][STRIDE], part[2][RUN];
-    _Pragma("unroll 1") for (int o = 0; o < STRIDE; o++) {
-      UNROLL for (int i = 0; i < RUN; i++) {
-        float gate[2];
-        group.gate(i * STRIDE + o, channel, gate);
-        UNROLL for (int b = 0; b < 2; b++) part[b][i] = expf(add(gate[b], -largest[b]));
-      }
-      UNROLL for (int b = 0; b < 2; b++) all[b][o] = tree(part[b]);
-    }
-    const float total[2] = {tree(all[0]), tree(all[1])};
-    _Pragma("unroll 1") for (int o = 0; o < STRIDE; o++) {
-      UNROLL for (int i = 0; i < RUN; i++) {
-        const int m = i * STRIDE + o;
-        float gate[2], value[2];
-        group.gate(m, channel, gate);
-        group.value(m, channel, value);
+    meet(meetings[0], largest, [](float a, float b) { return fmaxf(a, b); });
+    float total[2], found[2];
+    sums(part, meetings[1], total, [&](int o, float(&terms)[2][RUN]) {
+      if (STRIDE > 1) group.gates_of(o, channel, gates);
+      UNROLL for (int i = 0; i < RUN; i++)
+        UNROLL for (int b = 0; b < 2; b++) terms[b][i] = expf(add(gates[i][b], -largest[b]));
+    });
+    sums(part, meetings[2], found, [&](int o, float(&terms)[2][RUN]) {
+      if (STRIDE > 1) group.gates_of(o, channel, gates);
+      if (STRIDE > 1) group.values_of(o, channel, values);
+      UNROLL for (int i = 0; i < RUN; i++)
         UNROLL for (int b = 0; b < 2; b++) {
-          const bool here = gate[b] != __uint_as_float(0xFF800000u);
-          part[b][i] = mul(__fdiv_rn(expf(add(gate[b], -largest[b])), total[b]), here ? value[b] : 0.f);
+          const bool here = gates[i][b] != __uint_as_float(0xFF800000u);
+          terms[b][i] = mul(__fdiv_rn(expf(add(gates[i][b], -largest[b])), total[b]), here ? values[i][b] : 0.f);
         }
-      }
-      UNROLL for (int b = 0; b < 2; b++) all[b][o] = tree(part[b]);
-    }
-    UNROLL for (int b = 0; b < 2; b++) {
-      const float found = rounded(tree(all[b]));
+    });
+    UNROLL for (int b = 0; b < 2; b++)
       UNROLL for (int k = 0; k < PAIRS; k++)
-        if (k == j) v[k][b] = found;
-    }
+        if (k == j) v[k][b] = rounded(found[b]);
   }
-  norm(v, weight, eps, room);
+  if (part == 0) give_squares(v, room);
+  __syncthreads();
+  if (part) return;
+  norm_end(v, weight, eps, room);
 #if END == 0
   write_row((Out*)data + g * WIDTH, v);
 #else

@@ -106,7 +106,7 @@ class RowCompress:
         if count == 0:
             return
         kernel = cuda.pool(self._tools.form, rows.format, ratio, boundary)
-        launch = self._tools.load(kernel, cuda.THREADS[rows.format.dim])
+        launch = self._tools.load(kernel, cuda.pool_threads(rows.format.dim, ratio))
         where = (groups.entry, groups.sequence, slots, groups.place, *_addresses(own))
         given = (ring, Long(ring.stride(0)), ring.shape[1], norm, eps, frequencies)
         launch((count, 1), *where, *given, *strides(rows))
@@ -128,7 +128,7 @@ class RowCompress:
         y = torch.empty((count, dim), dtype=boundary, device=ring.device)
         if count:
             kernel = cuda.latents(self._tools.form, dim, ratio, boundary)
-            launch = self._tools.load(kernel, cuda.THREADS[dim])
+            launch = self._tools.load(kernel, cuda.pool_threads(dim, ratio))
             where = (groups.entry, groups.sequence, slots, groups.place, *_addresses(own))
             given = (ring, Long(ring.stride(0)), ring.shape[1], norm, eps, None)
             launch((count, 1), *where, *given, y, None, Long(0), Long(0), 1, 0, 0)
