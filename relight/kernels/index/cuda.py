@@ -1,17 +1,18 @@
 """The indexer on CUDA devices: which kernels there are. Knows no layer, and not
 whether it is chosen."""
 
+from relight.kernels.block import plain
 from relight.kernels.build import Kernel, Macros
 from relight.kernels.forms import Form
 
-SOURCE = "index/rows.cu"
+SOURCE, TOP_SOURCE = "index/rows.cu", "index/topk.cu"
 
 DIM = 128
 HEADS = (16, 32, 64)
 """What there are kernels for; V4-Flash has 64 heads and V4.1-Flash 32."""
 
-ENTRIES = 256
-"""What a block of `index_scores` takes at least."""
+ENTRIES, FEW_ENTRIES, PROCESSORS = 256, 128, 132
+"""What a block of `index_scores` takes at least; half of it where all blocks run at once."""
 
 MANY_BLOCKS, MOST_SPANS = 2048, 8
 """From so many blocks on, four for each time that every processor of an H200 takes four, a block
@@ -26,11 +27,13 @@ def scores(form: Form, heads: int) -> Kernel:
 
 def topk(form: Form) -> Kernel:
     """What is chosen does not hang on what was scored."""
-    return Kernel("index top-k", SOURCE, "index_topk", _macros(form, HEADS[-1]))
+    return Kernel("index top-k", TOP_SOURCE, "index_topk", plain(form))
 
 
 def span(rows: int, entries: int) -> int:
     """Entries of a block."""
+    if rows * -(-entries // FEW_ENTRIES) <= PROCESSORS:
+        return FEW_ENTRIES
     blocks = rows * -(-entries // ENTRIES)
     return ENTRIES * max(1, min(MOST_SPANS, blocks // MANY_BLOCKS))
 

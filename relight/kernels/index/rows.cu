@@ -1,23 +1,21 @@
-// Scores of compressed entries, and the k best of each row; see index/__init__.py for what they are.
+// Scores of compressed entries; see index/__init__.py for what they are.
 //
-// index_scores: a block of the grid has one row and `span` entries, a multiple of 128. The score of an entry hangs on its key, the
+// A block of the grid has one row and `span` entries, a multiple of 128. The score of an entry hangs on its key, the
 // row's queries and weights alone; products of values on FP4's grid are exact, and terms are summed over the heads by the
-// definition's tree.
-//
-// index_topk: one block a row. The k-th best score is found digit by digit from the top, by counting; counts do not depend on who
-// counts first. Then all above it are listed, and of its equals the first ones, in ascending order.
+// definition's tree. With `candidates`, blocks of `size` entries in ascending order, a row's entries are those of its list, of which
+// an entry that it does not see has the score -infinity.
 //
 // A row that sees `shortcut` entries at most is not scored: it gets all of them.
 //
 // MATRIX: products by the matrix unit in bf16, else float32 by multiply and add. Other macros: HEADS (16, 32 or 64).
 #include "keys.cuh"
+#include "choice.cuh"
 
 constexpr int DIM = 128, WARPS = 8, TILES = HEADS / 16;
 static_assert(HEADS == 16 * TILES && (TILES & TILES - 1) == 0, "the sum over heads is a whole tree");
 static_assert(!MATRIX || STEP_FORM == 80, "the matrix unit multiplies bf16");
 
 D float positive(float v) { return v < 0.f ? 0.f : v; }  // keeps a NaN
-
 #if MATRIX
 typedef uint4 Queries[TILES][8][32];  // as lanes of the matrix unit own them, for each 16 heads and step along the dims
 
@@ -31,15 +29,6 @@ D void stage(Queries& queries, const float* q) {
                                      __byte_perm(a.z, a.w, 0x7632), __byte_perm(b.z, b.w, 0x7632));
   }
 }
-D void key_pairs(const Stored& p, u32 (&pairs)[16]) {
-  const uint4 v = *(const uint4*)(p.data + 16 * lane_quarter());
-  const float scale = from_e8m0(scale_at(p, lane_quarter()));
-  UNROLL for (int i = 0; i < 4; i++) {
-    float x[8];
-    eight_e2m1(kept(p, i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w), scale, x);
-    UNROLL for (int j = 0; j < 4; j++) pairs[4 * i + j] = pair_of(x[2 * j], x[2 * j + 1]);
-  }
-}
 #else
 typedef float Queries[HEADS][DIM];
 D void stage(Queries& queries, const float* q) {
@@ -48,19 +37,20 @@ D void stage(Queries& queries, const float* q) {
 #endif
 
 // q [rows, HEADS, 128], weights [rows, HEADS], places [sequences, entries] of keys, sequence [rows], visible [rows]
-// -> scores [rows, entries], where a row sees an entry.
+// -> scores [rows, width] of the first entries that it sees, or of its candidates [rows, blocks].
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     index_scores(const float* q, const float* weights, SOURCE(key), const i64* places, int entries, const i64* sequence,
-                 const i64* visible, int shortcut, int span, float* scores) {
+                 const i64* visible, int shortcut, int span, const i64* candidates, int blocks, int size, int width, float* scores) {
   alignas(16) __shared__ Queries queries;
   const Source keys = GIVEN(key);
   const int row = blockIdx.y, first = blockIdx.x * span;
   wait_for_previous();
-  const int seen = min(visible[row], (i64)entries), end = min(first + span, seen);
+  const Choice from = {candidates ? candidates + (i64)row * blocks : nullptr, blocks, size, (int)min(visible[row], (i64)entries)};
+  const int seen = from.count(), end = min(first + span, seen);
   places += sequence[row] * entries;
-  if (seen <= shortcut || first >= seen) return;
+  if (from.visible <= shortcut || first >= seen) return;
   weights += row * HEADS;
-  scores += (i64)row * entries;
+  scores += (i64)row * width;
   stage(queries, q + (i64)row * HEADS * DIM);
   __syncthreads();
 #if MATRIX
@@ -68,9 +58,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   UNROLL for (int i = 0; i < 2 * TILES; i++) w[i] = weights[8 * i + lane_row()];
   for (int at = first + 16 * warp_id(); at < end; at += 16 * WARPS) {
     u32 pairs[2][16];
+    int own[2];
     UNROLL for (int e = 0; e < 2; e++) {
-      const int entry = at + 8 * e + lane_row();
-      key_pairs(row_at(keys, entry < seen ? places[entry] : -1), pairs[e]);
+      own[e] = from.entry(at + 8 * e + lane_row());
+      Packed<32> key;
+      load<FP4>(row_at(keys, own[e] < 0 ? -1 : places[own[e]]), 32 * lane_quarter(), key);
+      unpack<FP4>(key, pairs[e]);
     }
     float c[2][TILES][ACC] = {};
     UNROLL for (int s = 0; s < 8; s++)
@@ -86,8 +79,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
           UNROLL for (int h = 0; h < 2; h++) terms[2 * t + h] = mul(positive(c[e][t][2 * h + column]), w[2 * t + h]);
         float sum = tree(terms);
         for (int apart = 16; apart >= 4; apart >>= 1) sum = add(sum, __shfl_xor_sync(~0u, sum, apart));
-        const int entry = at + 8 * e + 2 * lane_quarter() + column;
-        if (lane_row() == 0 && entry < seen) scores[entry] = sum;
+        const int among = 2 * lane_quarter() + column, i = at + 8 * e + among;
+        const bool there = __shfl_sync(~0u, own[e], 4 * among) >= 0;
+        if (lane_row() == 0 && i < seen) scores[i] = there ? sum : none();
       }
   }
 #else
@@ -96,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   for (int at = first; at < end; at += 64) {
     Stored own[2];
     UNROLL for (int e = 0; e < 2; e++) {
-      const int entry = at + 32 * e + lane_id();
-      own[e] = row_at(keys, entry < seen ? places[entry] : -1);
+      const int entry = from.entry(at + 32 * e + lane_id());
+      own[e] = row_at(keys, entry < 0 ? -1 : places[entry]);
     }
     float c[2][2 * TILES] = {};
     _Pragma("unroll 2") for (int d = 0; d < DIM; d += 8) {
@@ -122,106 +116,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x < 64 && at + threadIdx.x < seen) {
       float across[WARPS];
       UNROLL for (int i = 0; i < WARPS; i++) across[i] = sums[i][threadIdx.x];
-      scores[at + threadIdx.x] = tree(across);
+      scores[at + threadIdx.x] = own[warp_id() & 1].scale ? tree(across) : none();
     }
     __syncthreads();
   }
 #endif
-}
-
-constexpr int TOP_WARPS = 32, TOP_THREADS = 32 * TOP_WARPS, BINS = 2048, COPIES = 4, OWN = BINS / TOP_THREADS;
-
-// Unsigned numbers in the order of floats; both zeros are one.
-D u32 ordered(float v) {
-  const u32 b = __float_as_uint(v + 0.f);
-  return b & 0x80000000u ? ~b : b | 0x80000000u;
-}
-// What the threads in front of this one own together.
-D int in_front(int own, int (&room)[TOP_WARPS]) {
-  int v = own;
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_sync(~0u, v, lane_id() - step);
-    if (lane_id() >= step) v += before;
-  }
-  if (lane_id() == 31) room[warp_id()] = v;
-  __syncthreads();
-  v -= own;
-  for (int w = 0; w < warp_id(); w++) v += room[w];
-  __syncthreads();
-  return v;
-}
-
-// scores [rows, entries], visible [rows] -> best [rows, k], ascending, -1 behind.
-extern "C" __global__ void __launch_bounds__(TOP_THREADS, 1)
-    index_topk(const float* scores, const i64* visible, int entries, int k, i64* best) {
-  __shared__ int counts[BINS * COPIES];  // of a digit's values; copies, since many scores share a digit
-  __shared__ int room[TOP_WARPS], rooms[2][TOP_WARPS], found[2];
-  const int row = blockIdx.x;
-  wait_for_previous();
-  const int seen = min(visible[row], (i64)entries);
-  best += (i64)row * k;
-  scores += (i64)row * entries;
-  for (int i = threadIdx.x; i < k; i += TOP_THREADS) best[i] = seen <= k && i < seen ? i : -1;
-  if (seen <= k) return;
-
-  u32 least = 0;   // the digits of the k-th best so far
-  int wanted = k;  // of those that have them
-  for (int digit = 0; digit < 3; digit++) {
-    const int shift = digit == 0 ? 21 : digit == 1 ? 10 : 0, bins = digit == 2 ? 1024 : 2048;
-    for (int i = threadIdx.x; i < BINS * COPIES; i += TOP_THREADS) counts[i] = 0;
-    __syncthreads();
-    _Pragma("unroll 4") for (int i = threadIdx.x; i < seen; i += TOP_THREADS) {
-      const u32 v = ordered(scores[i]);
-      const int own = (v >> shift & bins - 1) * COPIES + (lane_id() & COPIES - 1);
-      if (digit == 0 || (v ^ least) >> shift < bins) atomicAdd(&counts[own], 1);
-    }
-    __syncthreads();
-    // Threads own bins from the top one down.
-    int own[OWN], all = 0;
-    UNROLL for (int j = 0; j < OWN; j++) {
-      const int bin = BINS - 1 - (threadIdx.x * OWN + j);
-      own[j] = 0;
-      UNROLL for (int c = 0; c < COPIES; c++) own[j] += counts[bin * COPIES + c];
-      all += own[j];
-    }
-    int before = in_front(all, room);
-    UNROLL for (int j = 0; j < OWN; j++) {
-      if (before < wanted && wanted <= before + own[j]) {
-        found[0] = BINS - 1 - (threadIdx.x * OWN + j);
-        found[1] = wanted - before;
-      }
-      before += own[j];
-    }
-    __syncthreads();
-    least |= (u32)found[0] << shift;
-    wanted = found[1];
-  }
-  if (least == ordered(__uint_as_float(0xFF800000u))) wanted = 0;  // an entry without a score is none
-
-  // Each warp has a stretch of entries: it counts what it will list, and lists it behind what those in front list.
-  const int stretch = (seen + TOP_THREADS - 1) / TOP_THREADS * 32, from = warp_id() * stretch, to = min(from + stretch, seen);
-  int above = 0, equal = 0;
-  _Pragma("unroll 4") for (int i = from; i < to; i += 32) {
-    const u32 v = i + lane_id() < to ? ordered(scores[i + lane_id()]) : 0;
-    above += __popc(__ballot_sync(~0u, v > least));
-    equal += __popc(__ballot_sync(~0u, v == least));
-  }
-  if (lane_id() == 0) {
-    rooms[0][warp_id()] = above;
-    rooms[1][warp_id()] = equal;
-  }
-  __syncthreads();
-  above = equal = 0;
-  for (int w = 0; w < warp_id(); w++) {
-    above += rooms[0][w];
-    equal += rooms[1][w];
-  }
-  for (int i = from; i < to; i += 32) {
-    const u32 v = i + lane_id() < to ? ordered(scores[i + lane_id()]) : 0, lower = (1u << lane_id()) - 1;
-    const u32 better = __ballot_sync(~0u, v > least), same = __ballot_sync(~0u, v == least);
-    const int a = above + __popc(better & lower), e = equal + __popc(same & lower);
-    if (v > least || (v == least && e < wanted)) best[a + min(e, wanted)] = i + lane_id();
-    above += __popc(better);
-    equal += __popc(same);
-  }
 }

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from relight.kernels.block import in_place
 from relight.kernels.index import cuda
-from relight.kernels.index.candidates import worth
-from relight.kernels.index.reference import HIDDEN, Asked, first
+from relight.kernels.index.reference import Asked
 from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.rows import Rows
 from relight.kernels.sources import readable, source
@@ -20,7 +18,7 @@ EVERY = -1
 
 class RowIndex:
     """`select` and its kin, of keys in FP4, for either family: two launches a pass. Scratch is 4
-    bytes an entry and row of a pass."""
+    bytes an entry, or candidate, and row of a pass."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -45,7 +43,7 @@ class RowIndex:
             own = asked.part(part)
             if entries > k:  # else all rows take the shortcut
                 self._score(own, k, scratch)
-            self._choose(scratch, own.visible, best[part])
+            self._choose(own, scratch, best[part])
         return best
 
     def select_and_publish(
@@ -57,32 +55,20 @@ class RowIndex:
         published = asked.visible.new_empty((asked.rows, blocks))
         for part in _parts(asked):
             own = asked.part(part)
-            found, visible = self.scores(own), own.visible
-            listed = torch.arange(found.shape[1], device=found.device)
-            found.masked_fill_(listed >= visible.unsqueeze(1), HIDDEN)
-            self._choose(found, visible, best[part])
-            every = (visible + size - 1).div(size, rounding_mode="floor")
-            self._choose(worth(found, visible, size), every, published[part])
+            self._choose(own, self.scores(own), best[part], size=size, published=published[part])
         return best, published
 
     def select_within(self, asked: Asked, candidates: Tensor, k: int, size: int) -> Tensor:
-        """As `index.select_within` -> [n, k]: what a row sees of its candidates, which ascend, is a
-        list of entries to select from, and nothing else is scored."""
+        """As `index.select_within` -> [n, k]: what a row sees of its candidates, which ascend, is
+        scored as a list of its own, and nothing else."""
         found = asked.visible.new_empty((asked.rows, k))
-        for part in passes(asked.rows, 8 * candidates.shape[1] * size):
-            found[part] = self._within(asked.part(part), candidates[part], k, size)
+        width = candidates.shape[1] * size
+        scratch = asked.q.new_empty((rows_of_a_pass(asked.rows, 4 * width), width))
+        for part in passes(asked.rows, 4 * width):
+            own, among = asked.part(part), candidates[part].contiguous()
+            self._score(own, k, scratch, among, size)
+            self._choose(own, scratch, found[part], among, size)
         return found
-
-    def _within(self, asked: Asked, candidates: Tensor, k: int, size: int) -> Tensor:
-        visible = asked.visible
-        listed = candidates.unsqueeze(2) * size + torch.arange(size, device=visible.device)
-        listed = listed.flatten(1)
-        inside = (listed >= 0) & (listed < visible.unsqueeze(1))
-        line = asked.sequence.unsqueeze(1) * asked.entries
-        own = asked.places.take(line + torch.where(inside, listed, 0))
-        chosen = self.select(asked.among(own, inside.sum(1)), k)
-        found = torch.where(chosen >= 0, listed.gather(1, chosen.clamp(min=0)), -1)
-        return torch.where((visible > k).unsqueeze(1), found, first(k, visible))
 
     def scores(self, asked: Asked) -> Tensor:
         """As `index.scores` -> [n, E], but that what a row does not see may hold anything."""
@@ -91,24 +77,47 @@ class RowIndex:
             self._score(asked.part(part), EVERY, found[part])
         return found
 
-    def _score(self, asked: Asked, shortcut: int, scores: Tensor) -> None:
-        """Of the rows of a pass, into the first rows of scores [.., E]."""
-        rows, entries = asked.rows, asked.entries
-        if not entries:
+    def _score(
+        self,
+        asked: Asked,
+        shortcut: int,
+        scores: Tensor,
+        candidates: Tensor | None = None,
+        size: int = 1,
+    ) -> None:
+        """Of the rows of a pass, into the first rows of scores [.., width]."""
+        rows, entries, width = asked.rows, asked.entries, scores.shape[1]
+        if not entries or not width:
             return
         kernel = cuda.scores(self._tools.form, asked.q.shape[1])
         launch = self._tools.load(kernel, cuda.SCORE_THREADS)
-        span = cuda.span(rows, entries)
+        span = cuda.span(rows, width)
         where = (*source(asked.keys), asked.places.contiguous(), entries, asked.sequence)
         given = (asked.q, asked.weights.contiguous(), *where, asked.visible, shortcut, span)
-        launch((-(-entries // span), rows), *given, scores)
+        among = (candidates, _count(candidates), size, width)
+        launch((-(-width // span), rows), *given, *among, scores)
 
-    def _choose(self, scores: Tensor, visible: Tensor, best: Tensor) -> None:
-        """Of scores [.., E] the best of each row, of rows that see as many as best [n, k] has room
-        for, all."""
+    def _choose(
+        self,
+        asked: Asked,
+        scores: Tensor,
+        best: Tensor,
+        candidates: Tensor | None = None,
+        size: int = 1,
+        published: Tensor | None = None,
+    ) -> None:
+        """Of scores [.., width] the best of each row, of rows that see as many as best [n, k] has
+        room for, all; and of blocks of entries, as many as published [n, blocks] has room for."""
         rows, k = best.shape
         launch = self._tools.load(cuda.topk(self._tools.form), cuda.TOP_THREADS)
-        launch((rows, 1), scores, visible, scores.shape[1], k, best)
+        given = (asked.visible, asked.entries, scores.shape[1], k, candidates)
+        blocks = _count(candidates if published is None else published)
+        grid = (rows, 1 if published is None else 2)
+        launch(grid, scores, *given, blocks, size, best, published)
+
+
+def _count(blocks: Tensor | None) -> int:
+    return 0 if blocks is None else blocks.shape[1]
 
 
 def _parts(asked: Asked) -> Iterator[slice]:
