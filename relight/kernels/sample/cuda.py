@@ -7,7 +7,7 @@ from relight.kernels.forms import Form
 
 SOURCE = "sample/step.cu"
 
-SPLITS, THREADS = 32, 256
+SPLITS, THREADS = 128, 256
 """Spans of a row, and threads for one; of the source."""
 
 ENTRIES = {"largest_parts": THREADS, "drawn_parts": THREADS, "choose": 32}

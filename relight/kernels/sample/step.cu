@@ -5,7 +5,8 @@
 #include "values.cuh"
 typedef unsigned long long u64;
 
-constexpr int SPLITS = 32, THREADS = 256;  // a lane reads one span's best
+constexpr int SPLITS = 128, THREADS = 256;
+constexpr int OWN = 4;  // tokens of a thread whose noise is made before the largest logit is known: all of 131,072
 
 D u32 rank_of(float v) {  // ascends with v; both zeros are one, NaN is above all
   const u32 b = __float_as_uint(v == 0.f ? 0.f : v);
@@ -25,7 +26,13 @@ D Best lanes_best(Best best) {
   return best;
 }
 D Best read_best(const u32* ranks, const int* tokens, i64 row) {
-  return lanes_best({ranks[row * SPLITS + lane_id()], tokens[row * SPLITS + lane_id()]});
+  Best best[SPLITS / 32];
+  UNROLL for (int i = 0; i < SPLITS / 32; i++) {
+    const i64 at = row * SPLITS + 32 * i + lane_id();
+    best[i] = {ranks[at], tokens[at]};
+  }
+  UNROLL for (int i = 1; i < SPLITS / 32; i++) best[0] = better(best[0], best[i]);
+  return lanes_best(best[0]);
 }
 // Of what each thread found, into ranks and tokens [n, SPLITS].
 D void write_best(Best best, u32* ranks, int* tokens) {
@@ -59,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) largest_parts(const float*
   const int from = blockIdx.x * span_of(vocab), to = min(from + span_of(vocab), vocab);
   wait_for_previous();
   Best best = {0, vocab};
-  for (int t = from + threadIdx.x; t < to; t += THREADS) best = better(best, {rank_of(row[t]), t});
+  _Pragma("unroll 4") for (int t = from + threadIdx.x; t < to; t += THREADS) best = better(best, {rank_of(row[t]), t});
   write_best(best, ranks, tokens);
 }
 
@@ -70,18 +77,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const i64 r = blockIdx.y;
   const float* row = logits + r * vocab;
   const int from = blockIdx.x * span_of(vocab), to = min(from + span_of(vocab), vocab);
+  // All but the best of spans is older than the kernel before.
+  const float t_row = __ldcg(temperature + r), least = __ldcg(min_p + r);
+  const i64 key = mixed((u64)mixed((u64)mixed((u64)__ldcg(seed + r)) + (u64)__ldcg(choice + r)) + (u64)__ldcg(position + r));
+  float logit[OWN], noise[OWN];
+  if (t_row > 0.f)
+    UNROLL for (int i = 0; i < OWN; i++) {
+      const int t = from + threadIdx.x + i * THREADS;
+      logit[i] = t < to ? __ldcg(row + t) : 0.f;
+      noise[i] = gumbel(key, t);
+    }
   wait_for_previous();
   const u32 most = read_best(ranks, tokens, r).rank;
-  const float t_row = temperature[r];
   if (!(t_row > 0.f) || !is_number(most)) return;
-  const float largest = of_rank(most), least = min_p[r];
-  const i64 key = mixed((u64)mixed((u64)mixed((u64)seed[r]) + (u64)choice[r]) + (u64)position[r]);
+  const float largest = of_rank(most);
   Best best = {0, vocab};
-  for (int t = from + threadIdx.x; t < to; t += THREADS) {
-    const float scaled = __fdiv_rn(add(row[t], -largest), t_row);
+  auto draw = [&](float own, float with, int t) {
+    const float scaled = __fdiv_rn(add(own, -largest), t_row);
     const float kept = expf(scaled) < least ? __uint_as_float(0xFF800000u) : scaled;
-    best = better(best, {rank_of(add(kept, gumbel(key, t))), t});
+    best = better(best, {rank_of(add(kept, with)), t});
+  };
+  UNROLL for (int i = 0; i < OWN; i++) {
+    const int t = from + threadIdx.x + i * THREADS;
+    if (t < to) draw(logit[i], noise[i], t);
   }
+  for (int t = from + threadIdx.x + OWN * THREADS; t < to; t += THREADS) draw(row[t], gumbel(key, t), t);
   write_best(best, drawn_ranks, drawn_tokens);
 }
 
@@ -90,9 +110,10 @@ extern "C" __global__ void __launch_bounds__(32)
     choose(const u32* ranks, const int* tokens, const u32* drawn_ranks, const int* drawn_tokens, const float* temperature,
            i64* found) {
   const i64 r = blockIdx.x;
+  const bool draws = __ldcg(temperature + r) > 0.f;
   wait_for_previous();
   Best best = read_best(ranks, tokens, r);
   const bool valid = is_number(best.rank);
-  if (valid && temperature[r] > 0.f) best = read_best(drawn_ranks, drawn_tokens, r);
+  if (draws) best = read_best(drawn_ranks, drawn_tokens, r);  // of no meaning where it is not valid
   if (lane_id() == 0) found[r] = valid ? best.token : -1;
 }
