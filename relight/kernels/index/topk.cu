@@ -36,18 +36,18 @@ struct Room {
 };
 
 // use(i, values(i)) for a warp's stretch, by whole warps; what is not there is 0.
-template <int N, class Values, class Use>
+template <int N, int AT_ONCE, class Values, class Use>
 D void each(const u32 (&held)[N ? N : 1], Values values, int from, int to, Use use) {
   if constexpr (N) {
     UNROLL for (int j = 0; j < N; j++)
       if (from + 32 * j < to) use(from + 32 * j + lane_id(), held[j]);
   } else {
-    _Pragma("unroll 8") for (int i = from + lane_id(); i - lane_id() < to; i += 32) use(i, i < to ? values(i) : 0);
+    _Pragma("unroll AT_ONCE") for (int i = from + lane_id(); i - lane_id() < to; i += 32) use(i, i < to ? values(i) : 0);
   }
 }
 // The k best of values(0) to values(count - 1), of those above NONE: write(place, number) in ascending order. Each warp has a stretch
-// of them; with N, lanes keep theirs, N at most.
-template <int N, class Values, class Write> D void choose(Values values, int count, int k, Room& room, Write write) {
+// of them; with N, lanes keep theirs, N at most, else they ask for AT_ONCE.
+template <int N, int AT_ONCE, class Values, class Write> D void choose(Values values, int count, int k, Room& room, Write write) {
   const int stretch = (count + TOP_THREADS - 1) / TOP_THREADS * 32, from = warp_id() * stretch, to = min(from + stretch, count);
   u32 held[N ? N : 1];
   if constexpr (N) UNROLL for (int j = 0; j < N; j++) {
@@ -62,7 +62,7 @@ template <int N, class Values, class Write> D void choose(Values values, int cou
       const int shift = digit == 0 ? 21 : digit == 1 ? 10 : 0, bins = digit == 2 ? 1024 : 2048;
       for (int i = threadIdx.x; i < BINS * COPIES; i += TOP_THREADS) room.counts[i] = 0;
       __syncthreads();
-      each<N>(held, values, from, to, [&](int i, u32 v) {
+      each<N, AT_ONCE>(held, values, from, to, [&](int i, u32 v) {
         const int own = (v >> shift & bins - 1) * COPIES + (lane_id() & COPIES - 1);
         if (i < to && (digit == 0 || (v ^ least) >> shift < bins)) atomicAdd(&room.counts[own], 1);
       });
@@ -93,7 +93,7 @@ template <int N, class Values, class Write> D void choose(Values values, int cou
   }
   // Each warp counts what it will list, and lists it behind what those in front list.
   int above = 0, equal = 0;
-  each<N>(held, values, from, to, [&](int, u32 v) {
+  each<N, AT_ONCE>(held, values, from, to, [&](int, u32 v) {
     above += __popc(__ballot_sync(~0u, v > least));
     equal += __popc(__ballot_sync(~0u, v == least));
   });
@@ -108,7 +108,7 @@ template <int N, class Values, class Write> D void choose(Values values, int cou
     above += __shfl_xor_sync(~0u, above, apart);
     equal += __shfl_xor_sync(~0u, equal, apart);
   }
-  each<N>(held, values, from, to, [&](int i, u32 v) {
+  each<N, AT_ONCE>(held, values, from, to, [&](int i, u32 v) {
     const u32 lower = (1u << lane_id()) - 1, better = __ballot_sync(~0u, v > least), same = __ballot_sync(~0u, v == least);
     const int a = above + __popc(better & lower), e = equal + __popc(same & lower);
     if (v > least || (v == least && e < wanted)) write(a + min(e, wanted), i);
@@ -138,9 +138,9 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS, 1)
     const auto values = [=](int i) { return ordered(scores[i]); };
     const auto write = [=](int at, int i) { best[at] = from.candidates ? from.entry(i) : i; };
     if (count <= HELD * TOP_THREADS)
-      choose<HELD>(values, count, k, room, write);
+      choose<HELD, 1>(values, count, k, room, write);
     else
-      choose<0>(values, count, k, room, write);
+      choose<0, 8>(values, count, k, room, write);
   } else {
     published += (i64)row * blocks;
     const int count = (from.visible + size - 1) / size;
@@ -155,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS, 1)
     };
     const auto write = [=](int at, int i) { published[at] = i; };
     if (count <= HELD * TOP_THREADS)
-      choose<HELD>(values, count, blocks, room, write);
+      choose<HELD, 1>(values, count, blocks, room, write);
     else
-      choose<0>(values, count, blocks, room, write);
+      choose<0, 1>(values, count, blocks, room, write);
   }
 }
