@@ -17,9 +17,6 @@ THREADS = {512: 256, 128: 32}
 """Of a block that pools entries of so many values: values that share a scale are a warp's or half
 of one's."""
 
-SPLIT = {128: 2}
-"""Times as many pool groups of so many tokens."""
-
 HADAMARD_WIDTH = 128
 
 VALUES = "values"
@@ -30,7 +27,12 @@ RAW_THREADS = 256
 
 
 def pool_threads(dim: int, ratio: int) -> int:
-    return THREADS[dim] * SPLIT.get(ratio, 1)
+    return THREADS[dim] * _split(dim, ratio)
+
+
+def _split(dim: int, ratio: int) -> int:
+    """How many threads pool a pair of channels: two of many members, where they have one pair."""
+    return 2 if ratio == max(RATIOS) and dim == 2 * THREADS[dim] else 1
 
 
 def put_raw(form: Form, channels: int, ratio: int) -> Kernel:
@@ -56,7 +58,7 @@ def _pool(form: Form, end: str, dim: int, ratio: int, boundary: torch.dtype) -> 
         *Block(dim, THREADS[dim]).macros(form, torch.float32, boundary),
         ("MEMBERS", 2 * ratio if overlap else ratio),
         ("OVERLAP", int(overlap)),
-        ("SPLIT", SPLIT.get(ratio, 1)),
+        ("SPLIT", _split(dim, ratio)),
         ("ROPE", ROPE),
         ("END", END[end]),
     )
