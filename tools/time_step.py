@@ -14,8 +14,9 @@ from relight.engine.assemble import choose_device
 from relight.lab.step import measure
 from relight.lab.step_bench import SMALL, Found, Wanted
 
-USUAL = Wanted(widths=(1, 6, 8, 16), contexts=(8192, 1024, 131072), chunks=(), layers=8)
-"""What fits in a call of minutes: prompts take a definition's time, and layers much memory."""
+CHUNK = 8192
+USUAL = Wanted(widths=(1, 6, 8, 16), contexts=(8192, 1024, 131072), layers=8)
+"""What fits in a call of minutes: layers take much memory."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -29,19 +30,23 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--rows", type=numbers, help="1,6,8,16")
     parser.add_argument("--context", type=numbers, help="8192,1024,131072; the first for all ops")
-    parser.add_argument("--chunk", type=numbers, help="none: given rows take long")
+    parser.add_argument(
+        "--chunk", type=numbers, help="8192 with all kernels, else none: a definition takes long"
+    )
     parser.add_argument("--layers", type=int, help="8")
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
     usual = SMALL if args.small else USUAL
     contexts = args.context or usual.contexts
+    by_kernels = (CHUNK,) if args.kernels == "cuda" else ()
+    chunks = usual.chunks if args.small else by_kernels
     wanted = replace(
         usual,
         widths=args.rows or usual.widths,
         contexts=contexts,
         context=contexts[0] if args.context else usual.context,
-        chunks=usual.chunks if args.chunk is None else args.chunk,
+        chunks=chunks if args.chunk is None else args.chunk,
         layers=args.layers or usual.layers,
         kernels=args.kernels,
         seconds=args.seconds,
@@ -53,7 +58,7 @@ def main() -> None:
     command = shlex.join(["python", "-m", "tools.time_step", *sys.argv[1:]])
     found = measure(wanted, choose_device(args.device), tell, command)
     for name, model in found["models"].items():
-        for line in (*model["layers"], *model["ops"]):
+        for line in (*model["prefill"], *model["layers"], *model["ops"]):
             what = line.get("layer") or line["op"]
             print(f"{name} {what}: {line['rows']} rows at {line['context']}: {line['us']} us, "
                   f"{line['share_of_stream']:.0%} of the stream")  # fmt: skip
