@@ -11,6 +11,9 @@ from relight.kernels.launch import Launch, Launcher
 from relight.kernels.small import ROUNDED, act_quant, act_round, slot_sum
 from relight.kernels.streams import SideStream
 
+MOST_BLOCKS = 2048
+"""That round rows: as many as an H200 has room for. With more to do each warp goes on."""
+
 
 class Toolbox:
     """`side`: what a step may run beside its main work, where the device can."""
@@ -69,7 +72,8 @@ class Toolbox:
     def _rounded(self, kernel: Kernel, x: Tensor, *found: Tensor) -> None:
         warps = x.numel() // ROUNDED
         if warps:
-            self.load(kernel, 128)((-(-warps // 4), 1), x, *found, warps)
+            blocks = min(-(-warps // 4), MOST_BLOCKS)
+            self.load(kernel, 128)((blocks, 1), x, *found, warps)
 
     def sum_slots(self, parts: Tensor) -> Tensor:
         """parts [n, slots, N] float32 -> [n, N], slots in ascending order."""

@@ -1,27 +1,33 @@
 // What goes between products: rounding tokens to E4M3, the sum over slots, and the read-only stream that times are compared with.
 #include "values.cuh"
 
+typedef float Four[4];
 #if X_BF16
 typedef u16 X;
-D float value(X v) { return __uint_as_float((u32)v << 16); }
+D void load4(const X* x, Four& v) {
+  const uint2 two = *(const uint2*)x;
+  v[0] = __uint_as_float(two.x << 16), v[1] = __uint_as_float(two.x & 0xFFFF0000u);
+  v[2] = __uint_as_float(two.y << 16), v[3] = __uint_as_float(two.y & 0xFFFF0000u);
+}
 #else
 typedef float X;
-D float value(X v) { return v; }
+D void load4(const X* x, Four& v) {
+  const uint4 four = *(const uint4*)x;
+  v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
+  v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
+}
 #endif
 
 // A warp rounds 128 values, which have a scale for each BLOCK: s = 2^ceil(log2(max(largest, 1e-4) / 448)), q = e4m3(x / s). With a
 // NaN or an infinity among them s is NaN, and so is every product with them.
 constexpr int SHARE = BLOCK / 4;  // lanes
 struct Rounded {
-  float v[4], inverse;
+  float inverse;
   u32 e;
   bool sick;
-  D Rounded(const X* x, int block) {
+  D Rounded(const Four& v) {
     u32 largest = 0;
-    UNROLL for (int i = 0; i < 4; i++) {
-      v[i] = value(x[(i64)block * 128 + lane_id() * 4 + i]);
-      largest = max(largest, size_bits(v[i]));
-    }
+    UNROLL for (int i = 0; i < 4; i++) largest = max(largest, size_bits(v[i]));
     largest = lanes_max(largest, SHARE / 2);
     const u32 t = __float_as_uint(fmaxf(__uint_as_float(largest), FP8_FLOOR) * (1.f / 448));
     sick = largest >= SICK;
@@ -29,33 +35,47 @@ struct Rounded {
     inverse = __uint_as_float((254 - e) << 23);
   }
 };
-
-extern "C" __global__ void __launch_bounds__(128) act_quant(const X* x, u32* q, float* s, int blocks) {
-  const int block = blockIdx.x * 4 + warp_id(), l = lane_id();
+// Calls for each 128 values of this warp: put(block, values, how). The next ones are on their way meanwhile: with many rows a warp
+// has several, as far apart as there are warps.
+template <class Put> D void round_all(const X* x, int blocks, Put put) {
+  const int step = gridDim.x * 4;
+  int block = blockIdx.x * 4 + warp_id();
   wait_for_previous();
   if (block >= blocks) return;
-  const Rounded r(x, block);
-  u32 bytes = 0;
-  UNROLL for (int i = 0; i < 4; i++) bytes |= to_e4m3(r.v[i] * r.inverse) << 8 * i;
-  q[(i64)block * 32 + l] = r.sick ? 0 : bytes;
-  if (l % SHARE == 0) s[(i64)block * (128 / BLOCK) + l / SHARE] = __uint_as_float(r.sick ? 0x7FC00000u : r.e << 23);
+  Four now, next;
+  load4(x + (i64)block * 128 + lane_id() * 4, now);
+  for (; block < blocks; block += step) {
+    const int following = block + step < blocks ? block + step : block;
+    load4(x + (i64)following * 128 + lane_id() * 4, next);
+    put(block, now, Rounded(now));
+    UNROLL for (int i = 0; i < 4; i++) now[i] = next[i];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128) act_quant(const X* x, u32* q, float* s, int blocks) {
+  const int l = lane_id();
+  round_all(x, blocks, [&](int block, const Four& v, const Rounded& r) {
+    u32 bytes = 0;
+    UNROLL for (int i = 0; i < 4; i++) bytes |= to_e4m3(v[i] * r.inverse) << 8 * i;
+    q[(i64)block * 32 + l] = r.sick ? 0 : bytes;
+    if (l % SHARE == 0) s[(i64)block * (128 / BLOCK) + l / SHARE] = __uint_as_float(r.sick ? 0x7FC00000u : r.e << 23);
+  });
 }
 
 // The same as values: y = q * s in bf16, which holds them exactly.
 extern "C" __global__ void __launch_bounds__(128) act_round(const X* x, uint2* y, int blocks) {
-  const int block = blockIdx.x * 4 + warp_id(), l = lane_id();
-  wait_for_previous();
-  if (block >= blocks) return;
-  const Rounded r(x, block);
-  u32 pair[2] = {};
-  UNROLL for (int i = 0; i < 4; i++) {
-    const float found = on_e4m3(r.v[i] * r.inverse) * __uint_as_float(r.e << 23);
-    pair[i / 2] |= (r.sick ? 0x7FC0u : __float_as_uint(found) >> 16) << 16 * (i & 1);
-  }
-  uint2 both;
-  both.x = pair[0];
-  both.y = pair[1];
-  y[(i64)block * 32 + l] = both;
+  const int l = lane_id();
+  round_all(x, blocks, [&](int block, const Four& v, const Rounded& r) {
+    u32 pair[2] = {};
+    UNROLL for (int i = 0; i < 4; i++) {
+      const float found = on_e4m3(v[i] * r.inverse) * __uint_as_float(r.e << 23);
+      pair[i / 2] |= (r.sick ? 0x7FC0u : __float_as_uint(found) >> 16) << 16 * (i & 1);
+    }
+    uint2 both;
+    both.x = pair[0];
+    both.y = pair[1];
+    y[(i64)block * 32 + l] = both;
+  });
 }
 
 // y[m, n] = ((0 + d[m, 0, n]) + d[m, 1, n]) + ..., in the order of slots.
