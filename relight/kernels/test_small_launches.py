@@ -33,7 +33,14 @@ from relight.kernels.sample import SampleParams
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
 from relight.kernels.store.rows import RowStore
-from relight.kernels.vectors import INDEX_QUERIES, NORM, QUERIES, RowVectors, way_into
+from relight.kernels.vectors import (
+    INDEX_QUERIES,
+    MOST_BLOCKS,
+    NORM,
+    QUERIES,
+    RowVectors,
+    way_into,
+)
 
 CPU = torch.device("cpu")
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
@@ -205,7 +212,7 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
     blocks = {entry: covered[entry] for entry in covered if entry not in ("row_op", "mix_parts")}
     assert blocks.pop("copy_rows") == -(-n // 4)
     assert set(blocks.values()) == {n}, blocks
-    assert covered["row_op"] == 64 * n
+    assert covered["row_op"] == MOST_BLOCKS  # each goes on
 
 
 BY_SECOND = ("attend_scores", "attend_values", "index_scores")

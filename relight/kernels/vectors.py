@@ -22,6 +22,9 @@ VALUES, GRID, FP8_ROW, FP8_ALL_ROW, FP4_ROW, FP4_FINE_ROW = range(6)
 """`END` of the source."""
 
 NORM_THREADS = 256
+MOST_BLOCKS = 4096
+"""As many as an H200 has room for; with more vectors each block goes on."""
+
 THREADS = {KV_WIDTH: 128, INDEX_WIDTH: 32}
 
 
@@ -203,5 +206,6 @@ class RowVectors:
             made = kernel(self._tools.form, way, block, x.dtype, x.dtype)
             launch = self._tools.load(made, block.threads)
             turn = (positions, frequencies, sign, x.shape[1:-1].numel())
-            launch((vectors, 1), x, y, weight, eps, *turn, places, *source(rows))
+            blocks = min(vectors, MOST_BLOCKS)
+            launch((blocks, 1), x, y, weight, eps, *turn, places, *source(rows), vectors)
         return y

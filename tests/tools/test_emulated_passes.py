@@ -15,7 +15,7 @@ from relight.base.formats import (
     kv_row,
     window_row_v41,
 )
-from relight.kernels import index, passes, store
+from relight.kernels import index, passes, store, toolbox, vectors
 from relight.kernels.attend import Keys, attend
 from relight.kernels.attend import cuda as attend_cuda
 from relight.kernels.attend.given import GivenAttend
@@ -32,6 +32,7 @@ from relight.kernels.store.rows import RowStore
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_small import EPS, randoms
+from relight.kernels.vectors import RowVectors
 from tools.emulate import emulated
 
 CPU = torch.device("cpu")
@@ -215,3 +216,25 @@ def test_rows_are_copied_byte_by_byte(tools: Toolbox, format: RowFormat) -> None
     assert torch.equal(found.data, wanted.data)
     assert torch.equal(found.scale, wanted.scale)
     store.copy(source, at[:0], found, to[:0], fast)
+
+
+def test_blocks_that_go_on_leave_the_same_bits(
+    modern: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of vectors, with and without a sum over them, and of rounded tokens."""
+    x = torch.randn(11, 2, 512).to(BF16)
+    small = torch.randn(11, 2, 128).to(BF16)
+    positions, frequencies = torch.arange(11) * 3, torch.rand(32)
+
+    def all_of_it() -> list[Tensor]:
+        turn = (positions, frequencies)
+        fast = RowVectors(modern)
+        found = [fast.queries(x, 1e-6, *turn), fast.rotate(x, *turn)]
+        found += [fast.index_queries(small, *turn), modern.round(x.view(11, 1024), 32)]
+        return [*found, *modern.quantise(x.view(11, 1024))]
+
+    wanted = all_of_it()
+    monkeypatch.setattr(vectors, "MOST_BLOCKS", 3)
+    monkeypatch.setattr(toolbox, "MOST_BLOCKS", 2)
+    for found, alone in zip(all_of_it(), wanted, strict=True):
+        assert_bits_equal(found, alone)

@@ -1,4 +1,4 @@
-// What attention does with its vectors between products, one block a vector: norm, rotation, Hadamard, and then values, values
+// What attention does with its vectors between products, a block a vector, several in turn where there are many: norm, rotation, Hadamard, and then values, values
 // on the FP4 grid, or a row of the cache. Which stages there are is decided by macros.
 //
 // NORM: 0 none, 1 with a weight, 2 without. ROPE: values that are rotated. HADAMARD. END: 0 values, 1 FP4 grid, 2 a row of format
@@ -9,45 +9,52 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     row_op(const In* x, void* y, const float* weight, float eps, const i64* positions, const float* frequencies, float sign,
            int heads, const i64* places, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner, int data_inner,
-           int scale_inner) {
-  __shared__ Room room;
-  const i64 at = blockIdx.x, row = at / heads;
+           int scale_inner, int vectors) {
+  __shared__ Room rooms[2];  // in turn, so that threads need not meet again before the next vector
   wait_for_previous();
-  Pairs v;
-  read_row(x + at * WIDTH, v);
+  Pairs next;
+  read_row(x + (i64)blockIdx.x * WIDTH, next);
+  for (int at = blockIdx.x, turn = 0; at < vectors; at += gridDim.x, turn ^= 1) {
+    Pairs v;
+    UNROLL for (int j = 0; j < PAIRS; j++)
+      UNROLL for (int b = 0; b < 2; b++) v[j][b] = next[j][b];
+    if (at + (int)gridDim.x < vectors) read_row(x + (i64)(at + gridDim.x) * WIDTH, next);
+    const i64 row = at / heads;
+    Room& room = rooms[turn];
 #if NORM == 1
-  norm(v, weight, eps, room);
+    norm(v, weight, eps, room);
 #elif NORM == 2
-  norm_plain(v, eps, room);
+    norm_plain(v, eps, room);
 #else
-  UNROLL for (int j = 0; j < PAIRS; j++)
-    UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(v[j][b]);
+    UNROLL for (int j = 0; j < PAIRS; j++)
+      UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(v[j][b]);
 #endif
 #if ROPE
-  rotate(v, positions[row], frequencies, sign);
+    rotate(v, positions[row], frequencies, sign);
 #endif
 #if HADAMARD
-  hadamard(v);
+    hadamard(v);
 #endif
 #if END == 0
-  write_row((Out*)y + at * WIDTH, v);
+    write_row((Out*)y + (i64)at * WIDTH, v);
 #elif END == 1
-  UNROLL for (int j = 0; j < PAIRS; j++) {
-    const u32 e = fp4_scale(v[j]);
-    UNROLL for (int b = 0; b < 2; b++) v[j][b] = fp4_value(v[j][b], e);
-  }
-  write_row((float*)y + at * WIDTH, v);
+    UNROLL for (int j = 0; j < PAIRS; j++) {
+      const u32 e = fp4_scale(v[j]);
+      UNROLL for (int b = 0; b < 2; b++) v[j][b] = fp4_value(v[j][b], e);
+    }
+    write_row((float*)y + (i64)at * WIDTH, v);
 #else
-  const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
-  const i64 to = places[row];
+    const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
+    const i64 to = places[row];
 #if END == 2
-  put_fp8(v, data_of(store, to), scale_of_row(store, to));
+    put_fp8(v, data_of(store, to), scale_of_row(store, to));
 #elif END == 3
-  put_fp8_all(v, data_of(store, to), scale_of_row(store, to));
+    put_fp8_all(v, data_of(store, to), scale_of_row(store, to));
 #elif END == 4
-  put_fp4(v, data_of(store, to), scale_of_row(store, to));
+    put_fp4(v, data_of(store, to), scale_of_row(store, to));
 #else
-  put_fp4_fine(v, data_of(store, to), scale_of_row(store, to));
+    put_fp4_fine(v, data_of(store, to), scale_of_row(store, to));
 #endif
 #endif
+  }
 }
