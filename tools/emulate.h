@@ -257,6 +257,50 @@ HOST static void m8n8k4(float* c, unsigned a0, unsigned a1, unsigned b0, unsigne
   meet_warp(__LINE__);
 }
 
+// wgmma of m64 and 32 bytes of K (cuda/groups.cuh): adds to 4 `width` sums of a lane. Weights lie in shared memory or are `mine`. Where
+// a byte lies is what PTX ISA says of matrices whose rows are 128 bytes and swizzled.
+HOST static float e4m3_value(unsigned code) {
+  const int size = code & 127, exponent = size >> 3, whole = exponent ? 8 | (size & 7) : size & 7;
+  const float v = size == 127 ? NAN : ldexpf(whole, (exponent ? exponent : 1) - 10);
+  return code & 128 ? -v : v;
+}
+// 32 bytes of a row.
+HOST static void row_of_group(uint64_t rows, int row, unsigned char* bytes) {
+  if (rows >> 62 != 1 || (rows >> 49 & 7) || (rows & 63) > 7) watch::stop("rows of a group are described wrongly");
+  const unsigned at = ((rows & 0x3FFF) << 4) + (rows >> 32 & 0x3FFF) * 16 * (row / 8) + row % 8 * 128;
+  for (int chunk = 0; chunk < 2; chunk++) {
+    const unsigned from = at + 16 * chunk;
+    const char* p = (const char*)__start_shared_memory + (from ^ (from >> 7 & 7) << 4);
+    watch::touch(p, 16, false);
+    memcpy(bytes + 16 * chunk, p, 16);
+  }
+}
+HOST static float value_in_group(const unsigned char* bytes, int k, bool bf16) {
+  return bf16 ? __uint_as_float(bytes[2 * k] << 16 | (unsigned)bytes[2 * k + 1] << 24) : e4m3_value(bytes[k]);
+}
+HOST static void group_products(float* sums, int width, uint64_t rows, const unsigned* mine, uint64_t tokens, bool more, bool bf16) {
+  if (mine) memcpy(given[warp()][lane()], mine, 16);
+  meet_warp(__LINE__);
+  unsigned char w[2][32], x[32];
+  for (int half = 0; half < 2; half++) {
+    const int row = (lane() >> 2) + 8 * half;
+    if (!mine) row_of_group(rows, warp() % 4 * 16 + row, w[half]);
+    if (mine)
+      for (int at = 0; at < 32; at += 4)
+        memcpy(w[half] + at, &given[warp()][(lane() & 28) + at % 16 / 4][half + 2 * (at / 16)], 4);
+  }
+  for (int column = 0; column < 2 * width; column++) {
+    row_of_group(tokens, column / 2 * 8 + (lane() & 3) * 2 + column % 2, x);
+    for (int half = 0; half < 2; half++) {
+      float* sum = sums + column / 2 * 4 + half * 2 + column % 2;
+      double found = more ? *sum : 0;
+      for (int k = 0; k < (bf16 ? 16 : 32); k++) found += (double)value_in_group(w[half], k, bf16) * value_in_group(x, k, bf16);
+      *sum = found;
+    }
+  }
+  meet_warp(__LINE__);
+}
+
 template <class F> struct Grid {
   int columns, rows;
   int* order;  // in which blocks run

@@ -67,6 +67,17 @@ INSTRUCTIONS = (
     ),
     (r"__reduce_max_sync\(~0u, v\)", "lanes_max(v, 16)"),
     (r"extern __shared__ uint4 (\w+)\[\];", r"__shared__ uint4 \1[RING_BYTES / 16];"),
+    (r'asm volatile\("fence\.proxy\.async[^;]*;[^;]*;', ""),
+    (r'asm volatile\("wgmma\.(?:fence|commit)[^;]*;[^;]*;', ""),
+    (r'asm volatile\("wgmma\.wait_group[^;]*;[^;]*;', ""),
+    *(
+        (
+            rf'asm volatile\("\{{ \.reg \.pred {kind}; setp\.[^"]*" {more}.*?"r"\(more\)\);',
+            f"group_products(&d[0][0], C, {given}, b, more, {int(kind == 'q')});",
+        )
+        for kind in "pq"
+        for more, given in (("AT2", "a, nullptr"), ("AT5", "0, a"))
+    ),
     (r'asm volatile\("griddepcontrol\.wait;[^"]*"[^;]*;', "waited();"),
 )
 

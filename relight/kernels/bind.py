@@ -85,5 +85,8 @@ class Binder:
         if self._given_experts is not None:
             objection = experts_given.objection(*parts)
             self.bound.count("experts", objection, "prefill")
-            stacks = stacks if objection else replace(stacks, given=self._given_experts)
+            given = self._given_experts
+            if not objection and isinstance(given, experts_given.GivenExperts):
+                given = given.fitted(*parts)
+            stacks = stacks if objection else replace(stacks, given=given)
         return stacks

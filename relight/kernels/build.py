@@ -31,6 +31,11 @@ class Kernel:
     entry: str
     macros: Macros
 
+    def arch(self, arch: str) -> str:
+        """What it is compiled for on a device of `arch`: code with warp groups runs on no later
+        device, which the name says."""
+        return arch + "a" * (("WARP_GROUPS", 1) in self.macros)
+
     def options(self) -> list[str]:
         return [*OPTIONS, *(f"-D{name}={value}" for name, value in self.macros)]
 
@@ -65,7 +70,7 @@ class Builder:
             *(part for name in sorted(headers) for part in (name, headers[name])),
             *kernel.options(),
             kernel.entry,
-            self.arch,
+            kernel.arch(self.arch),
             self._nvrtc.name,
         )
 
@@ -76,7 +81,7 @@ class Builder:
             compiled = self._nvrtc.compile(
                 self._sources.text(kernel.source),
                 self._sources.headers,
-                self.arch,
+                kernel.arch(self.arch),
                 kernel.options(),
             )
             found = Cubin(compiled.code, usage(compiled.log, kernel.entry))

@@ -34,6 +34,11 @@ class Form:
         return self.capability >= 90
 
     @property
+    def groups(self) -> bool:
+        """Whether four warps may multiply together what lies in shared memory."""
+        return self.capability == 90
+
+    @property
     def copies(self) -> bool:
         """Whether memory can be copied into shared memory past the registers."""
         return self.capability >= 80

@@ -9,6 +9,8 @@ from relight.kernels.build import Macros
 from relight.kernels.forms import UNIT, Form
 
 MOST_STAGES = 4
+GROUP_BYTES = 1024
+"""What stages are aligned to where warp groups read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Tile:
     min_blocks: int = 1
     most_stages: int = MOST_STAGES
     turn: int = 1  # units between two barriers
+    groups: bool = False  # four warps multiply together (`cuda/groups.cuh`): SM90's own code
 
     @property
     def threads(self) -> int:
@@ -42,19 +45,26 @@ class Tile:
         """Of shared memory for one unit: both sides and the scales of tokens."""
         unit = UNIT[self.format]
         token = unit * self.x_bytes + (4 * unit // self.block if self.x_bytes == 1 else 0)
-        return self.rows * (unit * self.format // 8) + self.tokens * token
+        found = self.rows * (unit * self.format // 8) + self.tokens * token
+        return -(-found // GROUP_BYTES) * GROUP_BYTES if self.groups else found
 
     def stages(self, form: Form) -> int:
         """Units in shared memory: before SM80 one that is read and one that is written."""
         if not form.copies:
             return 2
-        return min(self.most_stages, form.shared_limit // (self.min_blocks * self.stage_bytes))
+        room = form.shared_limit // self.min_blocks - self._spare_bytes
+        return min(self.most_stages, room // self.stage_bytes)
+
+    @property
+    def _spare_bytes(self) -> int:
+        """To begin at a multiple, and what the device takes for itself of each block."""
+        return 2 * GROUP_BYTES if self.groups else 0
 
     def shared_bytes(self, form: Form, result_bytes: int) -> int:
         """Of a block, which in the end gathers results of so many bytes each, rows 16 bytes
         apart."""
         gathered = self.tokens * (self.rows * result_bytes + 16)
-        return max(self.stages(form) * self.stage_bytes, gathered)
+        return max(self.stages(form) * self.stage_bytes + GROUP_BYTES * self.groups, gathered)
 
     def macros(self, form: Form) -> Macros:
         wide = self.x_bytes == 2
@@ -71,6 +81,7 @@ class Tile:
             ("TURN", self.turn),
             ("COPIES", int(form.copies)),
             ("MIN_BLOCKS", self.min_blocks),
+            ("WARP_GROUPS", int(self.groups)),
             ("STEP_FORM", form.number),
             ("PDL", int(form.early)),
             ("X_BYTES", self.x_bytes),
@@ -80,13 +91,25 @@ class Tile:
         )
 
 
-def wide_tile(form: Form, format: int, x_bytes: int, block: int) -> Tile:
-    """For many rows. From SM80 on 128 x 128, of which a warp has 32 x 64: its sums, of a unit and
-    of all, are 128 registers. Before, units in flight are in registers, too: 128 x 64."""
+ROOM_FOR_TWO = 200 * 1024
+"""Of shared memory: two blocks of four stages."""
+
+
+def wide_tile(form: Form, format: int, x_bytes: int, block: int, *, groups: bool = False) -> Tile:
+    """For many rows. From SM80 on a warp has 32 x 64: its sums, of a unit and of all, are 128
+    registers. Where there is room two blocks of 128 x 64 share a processor, of which one
+    multiplies while the other waits: 10 % faster on an H200 than one of 128 x 128. Before SM80,
+    units in flight are in registers, too: 128 x 64. Of warp groups each warp has 16 x 128."""
+    if groups:
+        return Tile(format, x_bytes, block, 8, 1, 1, 16, most_stages=6, groups=True)
+    if form.shared_limit >= ROOM_FOR_TWO:
+        return Tile(format, x_bytes, block, 4, 1, tiles=2, token_tiles=8, min_blocks=2)
     return Tile(format, x_bytes, block, 4, 2, tiles=2, token_tiles=8 if form.copies else 4)
 
 
-def narrow_tile(format: int, x_bytes: int, block: int) -> Tile:
+def narrow_tile(format: int, x_bytes: int, block: int, *, groups: bool = False) -> Tile:
     """64 x 32, for few rows or outputs: eight times the blocks, of which several share a
     processor."""
+    if groups:
+        return Tile(format, x_bytes, block, 4, 1, 1, 4, 2, most_stages=8, groups=True)
     return Tile(format, x_bytes, block, 2, 2, tiles=2, token_tiles=2, min_blocks=2)

@@ -170,9 +170,9 @@ def experts_trial(
     width, inner = widths
     up, gate = (fp4_stack(count, inner, width, device, act_block) for _ in range(2))
     stacks = Experts(gate, up, fp4_stack(count, width, inner, device, act_block))
-    fast = StepExperts(tools) if family == "step" else GivenExperts(tools)
-    rows = ROWS if family == "step" else GIVEN_ROWS
     parts = (stacks.w1, stacks.w3, stacks.w2)
+    fast = StepExperts(tools) if family == "step" else GivenExperts(tools).fitted(*parts)
+    rows = ROWS if family == "step" else GIVEN_ROWS
 
     def routed(x: Tensor) -> tuple[Tensor, Tensor]:
         first = (x[:, :1].float().abs() * 1e4).long() + torch.arange(count, device=device) * 7

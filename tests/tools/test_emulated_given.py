@@ -13,7 +13,7 @@ from torch import Tensor
 from relight.kernels.canary import relative_error
 from relight.kernels.codec import DenseWeight, Fp8Weight, Weight
 from relight.kernels.linear import grouped, linear
-from relight.kernels.linear.given import GivenLinear, objection
+from relight.kernels.linear.given import ENOUGH_BLOCKS, GivenLinear, objection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.tiles import Tile
 from relight.kernels.toolbox import Toolbox
@@ -42,8 +42,10 @@ def fp8(outputs: int, inner: int, block: int) -> Fp8Weight:
     return w
 
 
-def products(tools: Toolbox, fast: GivenLinear) -> dict[str, tuple[Callable, Callable, Tensor]]:
-    """By kind: kernel, definition and tokens."""
+def products(
+    tools: Toolbox, fast: GivenLinear, *, whole: bool = False
+) -> dict[str, tuple[Callable, Callable, Tensor]]:
+    """By kind: kernel, definition and tokens. `whole`: also what a later device has like SM80."""
     block = fp8(OUTPUTS, 640, 128)
     found = {
         "fp8": (
@@ -53,13 +55,14 @@ def products(tools: Toolbox, fast: GivenLinear) -> dict[str, tuple[Callable, Cal
         )
     }
     fine = fp8(OUTPUTS, 256, 32)
-    if not tools.form.converts_e4m3:  # which changes nothing for these
+    whole = whole or not tools.form.converts_e4m3  # which changes nothing for these
+    if whole:
         found["fp8 by 32"] = (
             lambda x: fast.linear(x, fine, F32),
             lambda x: linear(x, fine, "prefill", True, F32),
             tokens(ROWS, 256, CPU, F32),
         )
-    if tools.form.bf16 and not tools.form.converts_e4m3:
+    if tools.form.bf16 and whole:
         group = fp8(256, 128, 128)
         dense = DenseWeight(torch.randn(OUTPUTS, 192).to(BF16))
         found["groups"] = (
@@ -75,13 +78,17 @@ def products(tools: Toolbox, fast: GivenLinear) -> dict[str, tuple[Callable, Cal
     return found
 
 
-def test_rows_are_near_their_definitions_and_alike_in_any_company(tools: Toolbox) -> None:
-    torch.manual_seed(1)
-    wide, narrow = GivenLinear(tools, enough_blocks=1), GivenLinear(tools)
+@pytest.mark.parametrize("groups", [False, True])
+def test_rows_are_near_their_definitions_and_alike_in_any_company(
+    tools: Toolbox, groups: bool
+) -> None:
+    if groups and not tools.form.groups:
+        pytest.skip("no warp groups")
+    wide, narrow = (GivenLinear(tools, enough, groups=groups) for enough in (1, ENOUGH_BLOCKS))
     torch.manual_seed(2)
-    by_wide = products(tools, wide)
+    by_wide = products(tools, wide, whole=groups)
     torch.manual_seed(2)
-    by_narrow = products(tools, narrow)
+    by_narrow = products(tools, narrow, whole=groups)
     for kind, (kernel, definition, x) in by_wide.items():
         found = kernel(x)
         tolerance = TO_F32 if found.dtype == F32 else TO_BF16

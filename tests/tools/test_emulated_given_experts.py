@@ -45,12 +45,14 @@ def stacks() -> Experts:
 class Call:
     """Rows of one call with what they chose."""
 
-    def __init__(self, tools: Toolbox, stacks: Experts, ids: Tensor) -> None:
+    def __init__(
+        self, tools: Toolbox, stacks: Experts, ids: Tensor, *, groups: bool = False
+    ) -> None:
         self.boundary = BF16 if tools.form.bf16 else F32
         self.stacks, self.ids = stacks, ids
         self.x = tokens(len(ids), WIDTH, CPU, self.boundary)
         self.weights = torch.rand(ids.shape)
-        self._fast = GivenExperts(tools)
+        self._fast = GivenExperts(tools, groups=groups)
 
     def run(self, rows: Tensor | slice = slice(None)) -> Tensor:
         s = self.stacks
@@ -70,10 +72,12 @@ def uneven(rows: int) -> Tensor:
     return ids.sort(dim=1).values
 
 
-@pytest.fixture
-def call(tools: Toolbox, stacks: Experts) -> Call:
+@pytest.fixture(params=[False, True], ids=["", "groups"])
+def call(tools: Toolbox, stacks: Experts, request: pytest.FixtureRequest) -> Call:
+    if request.param and not tools.form.groups:
+        pytest.skip("no warp groups")
     torch.manual_seed(2)
-    return Call(tools, stacks, uneven(70))
+    return Call(tools, stacks, uneven(70), groups=request.param)
 
 
 def test_rows_are_near_the_definition_and_keep_their_bits(call: Call) -> None:
@@ -145,12 +149,15 @@ def test_pairs_are_listed_by_expert_in_their_order(tools: Toolbox) -> None:
     assert pairs.tiles[: len(wanted)].tolist() == wanted
 
 
-def product(tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
+def product(
+    tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor, *, groups: bool = False
+) -> Tensor:
     """The down product of pairs [n], to float32."""
     codes, scales = tools.quantise(x, w.act_block)
     pairs = given.Pairs(tools, ids.unsqueeze(1), len(w.data))
     order = pairs.order.long()
-    launch: Launch = tools.load(given.down(tools.form, F32, w.act_block), given.THREADS)
+    kernel = given.down(tools.form, F32, w.act_block, groups=groups)
+    launch: Launch = tools.load(kernel, given.THREADS)
     (_, outputs, packed), found = w.data.shape, torch.full((len(x), w.data.shape[1]), float("nan"))
     grid = (-(-outputs // given.TILE_OUTPUTS), pairs.most_tiles)
     shape = (2 * packed, outputs, 0, outputs)
@@ -181,3 +188,22 @@ def test_weights_are_exact_as_long_as_scales_of_a_row_are_not_too_far_apart(
     found, wanted = product(tools, w, x, ids), exact(w, x, ids)
     for rows in (slice(0, None, 2), slice(1, None, 2)):
         assert relative_error(found[rows], wanted[rows]) <= 2e-6
+
+
+def test_weights_of_warp_groups_are_exact_likewise(tools: Toolbox) -> None:
+    """All sixteen values times all scales; what is further apart is for the other kernels."""
+    if not tools.form.groups:
+        pytest.skip("no warp groups")
+    torch.manual_seed(6)
+    w = fp4_stack(2, 256, 512, CPU)
+    w.scale[:] = 120 - (torch.arange(16) % 12)
+    fast = GivenExperts(tools, groups=True)
+    assert fast.fitted(w, w, w) is fast
+    ids = torch.arange(20) % 2
+    for part in range(16):
+        x = torch.zeros(20, 512)
+        x[:, 32 * part : 32 * part + 32] = tokens(20, 32, CPU, F32)
+        found = product(tools, w, x, ids, groups=True)
+        assert relative_error(found, exact(w, x, ids)) <= 2e-6
+    w.scale[0, 7, 3] = 120 - given.GROUP_SPREAD - 1
+    assert fast.fitted(w, w, w) is not fast

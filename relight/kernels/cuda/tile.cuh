@@ -19,12 +19,18 @@
 //
 // Lanes hold 16 rows x COLUMNS tokens as columns.cuh has them.
 //
-// Macros that decide bits: FORMAT (8 E4M3, 16 bf16), BLOCK, STEP_FORM and what of decode.cuh the form has. Macros that decide
+// WARP_GROUPS: the matrix unit reads shared memory by itself (groups.cuh), 32 bytes of each row at a time. It multiplies E4M3 as it
+// is, and bf16; of FOLDED weights a warp decodes its rows for it, two values each from two places. A warp has 16 rows and all tokens.
+//
+// Macros that decide bits: WARP_GROUPS, FORMAT (8 E4M3, 16 bf16), BLOCK, STEP_FORM and what of decode.cuh the form has. Macros that decide
 // speed only: ROW_WARPS, TOKEN_WARPS, TILES (of 16 rows, a warp), TOKEN_TILES (of 8), STAGES, TURN (units between two barriers),
 // COPIES, MIN_BLOCKS, PDL.
 #pragma once
 #include "columns.cuh"
 #include "decode.cuh"
+#if WARP_GROUPS
+#include "groups.cuh"
+#endif
 
 constexpr int COLUMN_TILES = 8 * TOKEN_TILES / COLUMNS, JOINT = COLUMN_TILES % 2 ? 1 : 2;
 constexpr int WARPS = ROW_WARPS * TOKEN_WARPS, THREADS = 32 * WARPS, WARP_ROWS = 16 * TILES, WARP_TOKENS = 8 * TOKEN_TILES;
@@ -36,7 +42,8 @@ constexpr int PASS_CHUNKS = STEP_FORM == 70 ? 1 : 4, PASSES = W_CHUNKS / PASS_CH
 constexpr bool SCALED = X_BYTES == 1, FOLDED = FORMAT == 8 && X_BYTES == 2, FINE = FORMAT == 8 && BLOCK == 32;
 constexpr int SCALES = !SCALED ? 0 : FINE ? 4 : 1, SPAN = SCALED && FINE ? 2 : PASSES;  // of a token; passes that share one
 constexpr int X_AT = TILE_ROWS * W_ROW, SCALES_AT = X_AT + TILE_TOKENS * X_ROW;
-constexpr int STAGE_BYTES = SCALES_AT + 4 * SCALES * TILE_TOKENS;
+constexpr int STAGE_ALIGNED = WARP_GROUPS ? 1024 : 16;
+constexpr int STAGE_BYTES = (SCALES_AT + 4 * SCALES * TILE_TOKENS + STAGE_ALIGNED - 1) / STAGE_ALIGNED * STAGE_ALIGNED;
 static_assert(FORMAT == 8 || FORMAT == 16, "E2M1 has a scale for each 32 values");
 static_assert(!FOLDED || X_BF16, "scales go into the decoding of bf16");
 static_assert(SCALES < 4 || (STEP_FORM == 70 && !COPIES), "only form 70 walks less than a scale's values at a time");
@@ -44,16 +51,24 @@ static_assert(COLUMN_TILES * COLUMNS == WARP_TOKENS, "form 70 has 16 tokens in a
 static_assert(W_EACH * THREADS == TILE_ROWS * W_CHUNKS && X_EACH * THREADS == TILE_TOKENS * X_CHUNKS, "threads copy alike");
 static_assert(TILE_TOKENS <= THREADS, "a thread copies the scale of one token");
 static_assert(128 % TILE_ROWS == 0, "a tile lies in one block of scales");
-static_assert(!FINE || WARP_ROWS == 32, "a warp's rows lie in one block of scales");
-static_assert(STAGE_BYTES % 16 == 0, "stages begin at whole 16 bytes");
+static_assert(!FINE || 32 % WARP_ROWS == 0, "a warp's rows lie in one block of scales");
+static_assert(!WARP_GROUPS || (COPIES && TILES == 1 && TOKEN_WARPS == 1 && ROW_WARPS % 4 == 0), "four warps are a group");
 static_assert(STAGES >= 2 * TURN, "a turn is read and one is on its way");
 
 extern __shared__ uint4 stages[];  // [STAGES][STAGE_BYTES]
-D u8* stage_of(int u) { return (u8*)stages + u % STAGES * STAGE_BYTES; }
+#if WARP_GROUPS
+D u8* first_stage() { return group_aligned(stages); }
+#else
+D u8* first_stage() { return (u8*)stages; }
+#endif
+D u8* stage_of(int u) { return first_stage() + u % STAGES * STAGE_BYTES; }
 
 // Where a chunk of 16 bytes lies. Eight lanes read at once: of rows 2j and 2j + 1 four chunks each, every second one where a lane
 // reads two (words); in form 70 one chunk of rows 0-3 and 8-11. Each time these are eight different 16 bytes of 128.
 D int place(int row, int chunk, int chunks, int words) {
+#if WARP_GROUPS  // tokens of 256 bytes as two halves, one behind the other
+  return chunk / 8 * TILE_TOKENS * GROUP_ROW + group_place(row, chunk & 7);
+#endif
   const int a = row & 1, b = row >> 1 & 1, c = row >> 3 & 1;
   return 16 * (row * chunks + (chunk ^ (words == 2 ? a | b << 1 | c << 2 : a << 2 | b << 1 | c)));
 }
@@ -132,6 +147,9 @@ struct Flight {
   }
   D void enter() {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2 * TURN) : "memory");
+#if WARP_GROUPS
+    group_wrote();
+#endif
     __syncthreads();
   }
   D void leave(int, int) {}
@@ -201,6 +219,35 @@ D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
         UNROLL for (int t = 0; t < TILES; t++) multiply(sum[t][n + j], a[t][i], x[j][2 * i], x[j][2 * i + 1]);
   }
 }
+#if WARP_GROUPS
+D u32 at_half(const u8* p) { return *(const u16*)p; }
+// `ws`: scales of the unit, a byte for each 32 of K if FINE.
+D void send_unit(Totals& sum, const u8* stage, u32 ws) {
+  const u64 rows = group_rows(stage + warp_id() / 4 * 64 * W_ROW), tokens = group_rows(stage + X_AT);
+#if FORMAT == 8 && X_BYTES == 2
+  UNROLL for (int step = 0; step < X_ROW / 32; step++) {
+    const u32 up = up_by(FINE ? ws >> step / 2 * 8 & 255 : ws);
+    u32 a[4];
+    UNROLL for (int h = 0; h < HALVES; h++) {
+      const u8* from = stage + w_place(warp_row() + brought_row(h), step) + 2 * lane_quarter();
+      e4m3(__byte_perm(at_half(from), at_half(from + 8), 0x5140), a[h], a[2 + h], up);
+    }
+    group_begin();
+    group_multiply_bf16(sum[0], a, tokens + step / 4 * (TILE_TOKENS * GROUP_ROW >> 4) + step % 4 * 2, step > 0);
+  }
+#else
+  group_begin();
+  UNROLL for (int step = 0; step < 4; step++) {
+#if FORMAT == 16
+    group_multiply_bf16(sum[0], rows + 2 * step, tokens + 2 * step, step > 0);
+#else
+    group_multiply(sum[0], rows + 2 * step, tokens + 2 * step, step > 0);
+#endif
+  }
+#endif
+  group_send();
+}
+#endif
 D void add(Totals& total, const Totals& sum, u8* stage, int part, float raise) {
   UNROLL for (int n = 0; n < COLUMN_TILES; n++)
     UNROLL for (int i = 0; i < RESULTS; i++) {
@@ -228,6 +275,13 @@ D void sum_tile(Totals& total, const Tile& tile, int units) {
     if (u % TURN == 0) flight.enter();
     u8* stage = stage_of(u);
     const u32 ws = FORMAT == 16 ? 0 : FINE ? __ldg((const u32*)scales + u) : __ldg(scales + u);
+#if WARP_GROUPS
+    Totals sum;
+    send_unit(sum, stage, ws);
+    flight.ask(from, u + STAGES - TURN, units);  // while the matrix unit has work
+    group_wait(sum[0]);
+    add(total, sum, stage, 0, FORMAT == 8 && !FOLDED ? e8m0(ws) : 1.f);
+#else
     PASS_BY_PASS for (int first = 0; first < PASSES; first += SPAN) {
       Totals sum = {};
       PASS_BY_PASS for (int pass = first; pass < first + SPAN; pass++) {
@@ -237,6 +291,7 @@ D void sum_tile(Totals& total, const Tile& tile, int units) {
       const u32 scale = SCALES == 4 ? ws >> 4 * first & 255 : ws;
       add(total, sum, stage, first / SPAN, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(scale) : 1.f));
     }
+#endif
     flight.leave(u, units);
   }
   __syncthreads();

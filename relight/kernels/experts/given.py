@@ -30,8 +30,9 @@ ACT_BLOCKS = (128, 32)
 """Values of a token that share a scale: V4's and V4.1's."""
 
 MOST_EXPERTS = 1024
-SPREAD = 24
-"""Of the scales of a row, in powers of two: E2M1 times 2^(1 - 24) still is an fp16."""
+SPREAD, GROUP_SPREAD = 24, 11
+"""Of the scales of a row, in powers of two: E2M1 times 2^(1 - 24) still is an fp16, and 2^(6 - 11)
+an E4M3."""
 
 MOST_ROWS = 8192
 """Of a pass. The more rows an expert has, the fewer of a tile's columns are empty: with 6 of 256
@@ -63,15 +64,15 @@ def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
             return "they are not in one piece"
         if bool((w.scale == NAN_SCALE).any()):
             return "they hold NaN"
-        if _spread(w):
+        if _apart(w, SPREAD):
             return f"scales of a row are apart by more than 2^{SPREAD}"
     return ""
 
 
-def _spread(w: StackedFp4) -> bool:
+def _apart(w: StackedFp4, spread: int) -> bool:
     """Whether a group of values that are not all zero is so much smaller than its row's largest
-    that fp16 cannot hold both."""
-    least = w.scale.amax(-1, keepdim=True).clamp(min=SPREAD) - SPREAD
+    that one format cannot hold both."""
+    least = w.scale.amax(-1, keepdim=True).clamp(min=spread) - spread
     small = w.scale < least
     if not bool(small.any()):
         return False
@@ -79,16 +80,27 @@ def _spread(w: StackedFp4) -> bool:
     return bool((groups[small] & 0x77).any())
 
 
-def gate_up(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
-    return _product("gate-up", "given_gate_up", form, boundary, act_block, paired=True)
+def gate_up(
+    form: Form, boundary: torch.dtype, act_block: int = 128, *, groups: bool = False
+) -> Kernel:
+    return _product("gate-up", "given_gate_up", form, boundary, act_block, groups, paired=True)
 
 
-def down(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
-    return _product("down", "given_down", form, boundary, act_block, paired=False)
+def down(
+    form: Form, boundary: torch.dtype, act_block: int = 128, *, groups: bool = False
+) -> Kernel:
+    return _product("down", "given_down", form, boundary, act_block, groups, paired=False)
 
 
 def _product(
-    what: str, entry: str, form: Form, boundary: torch.dtype, act_block: int, *, paired: bool
+    what: str,
+    entry: str,
+    form: Form,
+    boundary: torch.dtype,
+    act_block: int,
+    groups: bool,
+    *,
+    paired: bool,
 ) -> Kernel:
     if act_block == 32 and not form.bf16:
         form = replace(form, number=70)  # which SM75 has, too: four scales need fewer registers
@@ -100,9 +112,11 @@ def _product(
         ("X_BF16", 0),
         ("CONVERTS_E4M3", int(form.converts_e4m3)),
         ("PAIRED", int(paired)),
+        ("WARP_GROUPS", int(groups)),
     )
     blocks = "" if act_block == 128 else f" by {act_block}"
-    name = f"experts fp4{blocks} given {what} to {short(boundary)}"
+    by = " by groups" if groups else ""
+    name = f"experts fp4{blocks} given {what}{by} to {short(boundary)}"
     return Kernel(name, SOURCE, entry, macros)
 
 
@@ -126,14 +140,26 @@ def kernels(form: Form) -> list[Kernel]:
     """Those of the boundary that official numerics have there. They serve any shape."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     products = [make(form, boundary, block) for block in ACT_BLOCKS for make in (gate_up, down)]
+    if form.groups:
+        products += [make(form, boundary, groups=True) for make in (gate_up, down)]
     return [*products, group(form), sum_columns(form, boundary)]
 
 
 class GivenExperts:
     """The prefill family of `experts`, quantised, for stacks without an `objection`."""
 
-    def __init__(self, tools: Toolbox) -> None:
+    def __init__(self, tools: Toolbox, *, groups: bool = False) -> None:
+        """`groups`: warps multiply in groups of four, which decides bits."""
         self._tools = tools
+        self._groups = groups
+
+    def fitted(self, *stacks: StackedWeight) -> "GivenExperts":
+        """For stacks without an objection: warp groups multiply those that they can."""
+        groups = self._groups and all(
+            isinstance(w, StackedFp4) and w.act_block == 128 and not _apart(w, GROUP_SPREAD)
+            for w in stacks
+        )
+        return self if groups == self._groups else GivenExperts(self._tools, groups=groups)
 
     def experts(
         self,
@@ -174,7 +200,8 @@ class GivenExperts:
         codes, scales = tools.quantise(x, w1.act_block)
         hidden = codes.new_empty((pairs.count, inner))
         hidden_scales = scales.new_empty((pairs.count, inner // w1.act_block))
-        tools.load(gate_up(tools.form, boundary, w1.act_block), THREADS)(
+        kernel = gate_up(tools.form, boundary, w1.act_block, groups=self._groups)
+        tools.load(kernel, THREADS)(
             (inner // UNIT, pairs.most_tiles),
             w1.data,
             w3.data,
@@ -208,7 +235,8 @@ class GivenExperts:
         tools, (_, width, packed) = self._tools, w2.data.shape
         columns = _columns(width, pairs.count * boundary.itemsize)
         made = torch.empty((pairs.count, columns), dtype=boundary, device=out.device)
-        multiply = tools.load(down(tools.form, boundary, w2.act_block), THREADS)
+        kernel = down(tools.form, boundary, w2.act_block, groups=self._groups)
+        multiply = tools.load(kernel, THREADS)
         add_up = tools.load(sum_columns(tools.form, boundary), THREADS)
         for first in range(0, width, columns):
             multiply(

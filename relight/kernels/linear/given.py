@@ -70,7 +70,8 @@ def product(form: Form, tile: Tile, boundary_bf16: bool) -> Product:
     weights = f"fp8 by {tile.block}" if tile.format == 8 else "bf16"
     x = " x bf16" if (tile.format, tile.x_bytes) == (8, 2) else ""
     to = "bf16" if boundary_bf16 else "f32"
-    name = f"given linear {weights}{x} in {tile.rows} x {tile.tokens} to {to}"
+    by = " by groups" if tile.groups else ""
+    name = f"given linear {weights}{x}{by} in {tile.rows} x {tile.tokens} to {to}"
     macros = (*tile.macros(quantising(form, tile.block)), ("Y_BF16", int(boundary_bf16)))
     shared = tile.shared_bytes(form, 2 if boundary_bf16 else 4)
     return Product(Kernel(name, SOURCE, "given_linear", macros), tile, shared)
@@ -79,9 +80,13 @@ def product(form: Form, tile: Tile, boundary_bf16: bool) -> Product:
 class GivenLinear:
     """The prefill family of `linear` and `grouped` for weights without an `objection`."""
 
-    def __init__(self, tools: Toolbox, enough_blocks: int = ENOUGH_BLOCKS) -> None:
+    def __init__(
+        self, tools: Toolbox, enough_blocks: int = ENOUGH_BLOCKS, *, groups: bool = False
+    ) -> None:
+        """`groups`: warps multiply in groups of four, which decides bits."""
         self._tools = tools
         self._enough_blocks = enough_blocks
+        self._groups = groups
 
     def takes(self, x: Tensor, w: Weight, quantised: bool) -> bool:
         """Whether this call is one of those: the same for all rows of a call site."""
@@ -148,9 +153,10 @@ class GivenLinear:
     def _tile(self, rows: int, w: Weight, x_bytes: int) -> Tile:
         """Decides no bits."""
         what = (8, x_bytes, w.block) if isinstance(w, Fp8Weight) else (16, x_bytes, 128)
-        wide = wide_tile(self._tools.form, *what)
+        wide = wide_tile(self._tools.form, *what, groups=self._groups)
         enough = _count(rows, w.shape[0], wide) >= self._enough_blocks
-        return wide if enough and rows > FEW_ROWS else narrow_tile(*what)
+        few = rows <= FEW_ROWS or not enough
+        return narrow_tile(*what, groups=self._groups) if few else wide
 
 
 def _count(rows: int, outputs: int, tile: Tile) -> int:
@@ -169,5 +175,6 @@ def kernels(form: Form) -> list[Kernel]:
     return [
         product(form, tile, boundary).kernel
         for *what, boundary in kinds
-        for tile in (wide_tile(form, *what), narrow_tile(*what))
+        for groups in (False, True)[: 1 + form.groups]
+        for tile in (wide_tile(form, *what, groups=groups), narrow_tile(*what, groups=groups))
     ]

@@ -54,10 +54,10 @@ def test_tiles_cover_all_rows_and_outputs_once() -> None:
         (1, 512, "64 x 32", 8),
         (33, 520, "64 x 32", 2 * 9),
         (64, 32_768, "64 x 32", 2 * 512),
-        (65, 32_768, "128 x 128", 256),
-        (2048, 512, "64 x 32", 8 * 64),
-        (2048, 1024, "128 x 128", 8 * 16),
-        (8000, 1000, "128 x 128", 8 * 63),
+        (65, 32_768, "128 x 64", 512),
+        (1024, 512, "64 x 32", 8 * 32),
+        (2048, 512, "128 x 64", 4 * 32),
+        (8000, 1000, "128 x 64", 8 * 125),
     ):
         made, noting = tools()
         y = GivenLinear(made).multiply(torch.zeros(rows, 128), None, fp8(outputs, 128), BF16)
@@ -148,7 +148,10 @@ def test_calls_that_are_not_for_the_kernels_are_left() -> None:
 def test_blocks_fit_into_the_shared_memory_of_their_device(arch: str) -> None:
     form = form_of(arch)
     for kind in KINDS if form.bf16 else ((8, 1, 128), (8, 1, 32)):
-        for tile in (wide_tile(form, *kind), narrow_tile(*kind)):
+        tiles = [wide_tile(form, *kind), narrow_tile(*kind)]
+        if form.groups:
+            tiles += [wide_tile(form, *kind, groups=True), narrow_tile(*kind, groups=True)]
+        for tile in tiles:
             for boundary_bf16 in (False, True):
                 shared = product(form, tile, boundary_bf16).shared_bytes
                 assert 0 < shared * tile.min_blocks <= form.shared_limit
