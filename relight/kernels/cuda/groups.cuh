@@ -20,8 +20,16 @@ D u64 group_rows(const void* p) {
   return ((u32)__cvta_generic_to_shared(p) >> 4 & 0x3FFF) | 1ull << 16 | (u64)(GROUP_BYTES >> 4) << 32 | 1ull << 62;
 }
 
-// What threads of a block wrote is there for the matrix unit; before they meet.
-D void group_wrote() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What threads of a block wrote is there for the matrix unit; before they meet. GROUP_FENCE 0 leaves it out: what it costs, for
+// timing alone.
+#ifndef GROUP_FENCE
+#define GROUP_FENCE 1
+#endif
+D void group_wrote() {
+#if GROUP_FENCE
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 D void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 D void group_send() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
