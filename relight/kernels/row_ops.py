@@ -1,7 +1,9 @@
 """The kernels of the ops whose weights are plain tensors, by the family of the rows that they are
 for. Knows no op's arguments."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from relight.base.numerics import Family
 from relight.kernels.attend import FastAttend
@@ -20,12 +22,21 @@ from relight.kernels.streams import SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import RowVectors
 
+Branch = Literal["keys", "queries", "shared"]
+"""What may run on a second stream: "keys", all that attention stores, beside its queries;
+"queries", those of heads, beside the selection by those of the indexer; "shared", the shared expert
+beside the routed ones."""
+
+BESIDE: frozenset[Branch] = frozenset(("keys", "queries", "shared"))
+
+Beside = TypeVar("Beside")
+Here = TypeVar("Here")
+
 
 @dataclass(frozen=True, slots=True)
 class RowOps:
     """Of one family. None: the op's definition runs. `vectors` is norm, rope, quant and what is
-    stored, `store` moves what is stored. `side`: where the shared expert runs beside the routed
-    ones."""
+    stored, `store` moves what is stored. `side`: where the branches `beside` run."""
 
     hyper: RowHyper | None = None
     vectors: RowVectors | None = None
@@ -37,6 +48,19 @@ class RowOps:
     index: RowIndex | None = None
     engram: RowEngram | None = None
     side: SideStream | None = None
+    beside: frozenset[Branch] = BESIDE
+
+    def aside(self, branch: Branch) -> bool:
+        """Whether it runs beside what is given with it to `both`."""
+        return self.side is not None and branch in self.beside
+
+    def both(
+        self, branch: Branch, beside: Callable[[], Beside], here: Callable[[], Here]
+    ) -> tuple[Beside, Here]:
+        """As `SideStream.both`; one after the other if the branch does not run beside."""
+        if self.side is not None and branch in self.beside:
+            return self.side.both(beside, here)
+        return beside(), here()
 
 
 DEFINITIONS = RowOps()

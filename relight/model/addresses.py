@@ -92,6 +92,7 @@ class EntryAddresses:
 
     ratio: int
     places: Tensor  # [sequences, entries] row of the paged store
+    known: Tensor  # [sequences, entries + 1] the same, and NO_KEY behind, where index -1 finds it
     visible: Tensor  # [rows] entries that a row may read
     group_sequence: Tensor  # [groups]
     group_entry: Tensor  # [groups] entry that the group makes
@@ -105,6 +106,7 @@ def entry_addresses(segment: Segment, ratio: int) -> EntryAddresses:
     entries = torch.arange(count, device=segment.positions.device)
     pages = segment.page_table[:, entries // per_page]
     places = pages * per_page + entries % per_page
+    known = torch.nn.functional.pad(places, (0, 1), value=NO_KEY)
     rows = segment.closing_rows[ratio]
     position, sequence = segment.positions[rows], segment.sequence[rows]
     entry = position // ratio
@@ -115,7 +117,7 @@ def entry_addresses(segment: Segment, ratio: int) -> EntryAddresses:
     page = segment.page_table[sequence, entry // per_page]
     place = torch.where(closes, page * per_page + entry % per_page, 0)
     visible = (segment.positions + 1) // ratio
-    return EntryAddresses(ratio, places, visible, sequence, entry, place)
+    return EntryAddresses(ratio, places, known, visible, sequence, entry, place)
 
 
 def all_entries(segment: Segment, addresses: EntryAddresses) -> Tensor:
@@ -133,13 +135,13 @@ def chosen_entries(segment: Segment, addresses: EntryAddresses, entries: Tensor)
 
     Lists are no longer than what the longest sequence has: all that the host knows of them.
     """
-    rows = segment.sequence.unsqueeze(1)
     entries = entries[:, : addresses.places.shape[1]]
-    places = addresses.places[rows, entries.clamp(min=0)]
-    return pad_keys(torch.where(entries >= 0, places, NO_KEY))
+    return pad_keys(addresses.known[segment.sequence.unsqueeze(1), entries])
 
 
 def pad_keys(keys: Tensor) -> Tensor:
     """Pads lists [rows, k] with NO_KEY to a multiple of 64."""
     short = -keys.shape[1] % KEY_BLOCK
+    if not short:
+        return keys
     return torch.nn.functional.pad(keys, (0, short), value=NO_KEY)

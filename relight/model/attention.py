@@ -7,7 +7,8 @@ the output again by the inverse rotation at the query's position; a sink logit p
 that are the last 128 tokens plus entries that stand for 4 or 128 tokens each.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,6 +47,17 @@ class Addresses:
     window_index: Tensor
     partial_rings: dict[int, RingAddresses]
     entries: dict[int, EntryAddresses]
+    listed: dict[int, Tensor] = field(default_factory=dict)  # by ratio; see `every`
+
+    def every(self, segment: Segment, ratio: int) -> Tensor:
+        """The places of all entries that each row sees [rows, keys]. Those of made rows are kept
+        for later layers; of given rows they are long, and made anew."""
+        if ratio in self.listed:
+            return self.listed[ratio]
+        found = all_entries(segment, self.entries[ratio])
+        if segment.family == "step":
+            self.listed[ratio] = found
+        return found
 
 
 def addresses(config: ModelConfig, segment: Segment) -> Addresses:
@@ -94,26 +106,68 @@ class Attention:
 
     def forward(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> Tensor:
         """x [rows, D], normed -> [rows, D]."""
-        w = self.weights
-        low_rank = self.vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
-        q = self._linear(low_rank, w.wq_b, segment)
-        q = q.view(-1, self.config.num_heads, self.config.head_dim)
-        q = self.vectors.queries(q, segment)
-        window = self._window(x, segment, where, state)
-        entries = self._entries(x, low_rank, segment, where, state)
+
+        def listed(asked: index.Asked | None) -> Tensor | None:
+            return self._listed(asked, segment, where)
+
+        return self._attended(x, segment, where, state, listed)
+
+    def _attended(
+        self,
+        x: Tensor,
+        segment: Segment,
+        where: Addresses,
+        state: LayerState,
+        listed: Callable[[index.Asked | None], Tensor | None],
+    ) -> Tensor:
+        """`listed` gives the places of the entries that each row attends to, or None where no
+        sequence of the segment has any.
+
+        What rows leave behind hangs on x alone and is first needed by the selection; the queries of
+        heads are needed behind it.
+        """
+        ops = self.ops.of(segment.family)
+
+        def keys() -> Rows:
+            window = self._window(x, segment, where, state)
+            self._store_entries(x, segment, where, state)
+            return window
+
+        def asking() -> tuple[Tensor, index.Asked | None, Tensor | None]:
+            latent = self._linear(x, self.weights.wq_a, segment)
+            latent = self.vectors.norm(latent, self.weights.q_norm, segment)
+            asked = self._asked(x, latent, segment, where, state)
+            late = asked is not None and ops.aside("queries")
+            return latent, asked, None if late else self._queries(latent, segment)
+
+        window, (latent, asked, early) = ops.both("keys", keys, asking)
+        if early is not None:
+            q, entries = early, listed(asked)
+        else:
+            q, entries = ops.both(
+                "queries", lambda: self._queries(latent, segment), lambda: listed(asked)
+            )
         out = attend(
             q,
             Keys(window, where.window_index, state.compressed, entries),
-            w.sink,
+            self.weights.sink,
             self.config.head_dim**-0.5,
             segment.family,
             self.boundary,
-            self.ops.of(segment.family).attend,
+            ops.attend,
         )
         out = self.vectors.rotate(out, segment, inverse=True)
-        groups = self.config.o_groups
-        out = grouped(out.reshape(out.shape[0], groups, -1), w.wo_a, segment.family, self.boundary)
-        return self._linear(out.flatten(1), w.wo_b, segment)
+        out = out.reshape(out.shape[0], self.config.o_groups, -1)
+        out = grouped(out, self.weights.wo_a, segment.family, self.boundary)
+        return self._linear(out.flatten(1), self.weights.wo_b, segment)
+
+    def _queries(self, latent: Tensor, segment: Segment) -> Tensor:
+        """[rows, H, d] of the low-rank latent [rows, r], as they meet keys."""
+        q = self._linear(latent, self.weights.wq_b, segment)
+        return self._placed(q.view(-1, self.config.num_heads, self.config.head_dim), segment)
+
+    def _placed(self, q: Tensor, segment: Segment) -> Tensor:
+        return self.vectors.queries(q, segment)
 
     def _window(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> Rows:
         """Stores the window rows of the segment; returns what `window_index` points into."""
@@ -132,75 +186,87 @@ class Attention:
         store.copy(scratch, new[rings.kept], state.window, rings.places, fast)
         return scratch
 
-    def _entries(
-        self, x: Tensor, low_rank: Tensor, segment: Segment, where: Addresses, state: LayerState
-    ) -> Tensor | None:
-        """Stores the entries that close in this segment; returns the places of those that each row
-        attends to, or None where no sequence of the segment has any."""
+    def _store_entries(
+        self, x: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> None:
+        """Stores the entries that close in this segment, and their index keys, if the layer makes
+        any."""
         if self.compressor is None:
-            return None
-        ratio = self.layer.ratio
+            return
+        ratio, given = self.layer.ratio, (self.frequencies, self.boundary)
         entries, rings = where.entries[ratio], where.partial_rings[ratio]
         assert state.compressed is not None
         assert state.partial is not None
-        places = (state.partial, rings, entries, state.compressed)
-        self.compressor.store(x, segment, *places, self.frequencies, self.boundary)
-        if self.index_compressor is not None:
-            self._index_keys(x, segment, where, state)
-        if not entries.places.shape[1]:
+        self.compressor.store(x, segment, state.partial, rings, entries, state.compressed, *given)
+        if self.index_compressor is None:
+            return
+        assert state.index_partial is not None
+        assert state.keys is not None
+        # Orthonormal on both sides: without rounding it cancels.
+        turned, places = self.numerics.quantised, (state.index_partial, rings, entries, state.keys)
+        self.index_compressor.store(x, segment, *places, *given, turned=turned)
+
+    def _listed(
+        self, asked: index.Asked | None, segment: Segment, where: Addresses
+    ) -> Tensor | None:
+        """The places of the entries that each row attends to, or None where no sequence of the
+        segment has any."""
+        ratio = self.layer.ratio
+        if not ratio or not where.entries[ratio].places.shape[1]:
             return None
-        if self.index_compressor is None or self._sees_all(entries):
-            return all_entries(segment, entries)
-        return chosen_entries(segment, entries, self._select(x, low_rank, segment, entries, state))
+        if asked is None:
+            return where.every(segment, ratio)
+        fast = self.ops.of(segment.family).index
+        chosen = index.select(asked, self.config.index_topk, fast)
+        return chosen_entries(segment, where.entries[ratio], chosen)
 
     def _sees_all(self, entries: EntryAddresses) -> bool:
         """Whether no row sees more entries than would be selected."""
         return entries.places.shape[1] <= self.config.index_topk
 
-    def _index_keys(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> None:
-        ratio = self.layer.ratio
-        entries, rings = where.entries[ratio], where.partial_rings[ratio]
-        assert self.index_compressor is not None
-        assert state.index_partial is not None
-        assert state.keys is not None
-        places = (state.index_partial, rings, entries, state.keys)
-        # Orthonormal on both sides: without rounding it cancels.
-        turned = self.numerics.quantised
-        self.index_compressor.store(
-            x, segment, *places, self.frequencies, self.boundary, turned=turned
-        )
-
-    def _select(
-        self,
-        x: Tensor,
-        low_rank: Tensor,
-        segment: Segment,
-        entries: EntryAddresses,
-        state: LayerState,
-    ) -> Tensor:
-        """The top-k entries of each row [rows, k], ascending, -1 behind."""
-        config, indexer = self.config, self.weights.indexer
-        assert indexer is not None
-        assert state.keys is not None
-        q = self._linear(low_rank, indexer.wq_b, segment)
-        q = q.view(-1, config.index_heads, config.index_dim)
-        if self.numerics.quantised:
-            q = self.vectors.index_queries(q, segment, turned=True)
-        else:
-            q = self.vectors.rotate(q, segment)
-        scale = (config.index_dim * config.index_heads) ** -0.5
-        weights = self._linear(x, indexer.weights_proj, segment) * scale
-        asked = self._asked(q, weights, segment, entries, state.keys)
-        return index.select(asked, config.index_topk, self.ops.of(segment.family).index)
-
     def _asked(
-        self, q: Tensor, weights: Tensor, segment: Segment, entries: EntryAddresses, keys: Rows
+        self, x: Tensor, latent: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> index.Asked | None:
+        """By what the rows of this layer select entries; None where they do not."""
+        indexer = self.weights.indexer
+        if indexer is None:
+            return None
+        entries = where.entries[self.layer.ratio]
+        if not entries.places.shape[1] or self._sees_all(entries):
+            return None
+        q = self._index_queries(latent, indexer.wq_b, segment, turned=True)
+        return self._asked_by(q, x, indexer.weights_proj, segment, where, state)
+
+    def _index_queries(
+        self, latent: Tensor, wq_b: Weight, segment: Segment, *, turned: bool
+    ) -> Tensor:
+        """[rows, h, d] of the indexer's heads, if `turned` times Hadamard's matrix."""
+        q = self._linear(latent, wq_b, segment)
+        q = q.view(-1, self.config.index_heads, self.config.index_dim)
+        if self.numerics.quantised:
+            return self.vectors.index_queries(q, segment, turned=turned)
+        return self.vectors.rotate(q, segment)
+
+    def _asked_by(
+        self,
+        q: Tensor,
+        x: Tensor,
+        weights_proj: Weight,
+        segment: Segment,
+        where: Addresses,
+        state: LayerState,
     ) -> index.Asked:
-        """What the rows' queries q [rows, h, d] and weights [rows, h] of their heads ask."""
+        """With a weight for each of the heads."""
+        config, entries = self.config, where.entries[self.layer.ratio]
+        assert state.keys is not None
+        weights = self._linear(x, weights_proj, segment)
+        scale = (config.index_dim * config.index_heads) ** -0.5
+        # One launch: the product is rounded to the boundary, and is float32 then.
+        scaled = torch.mul(weights, scale, out=torch.empty_like(weights, dtype=torch.float32))
         return index.Asked(
             q.float(),
-            weights.float(),
-            keys,
+            scaled,
+            state.keys,
             entries.places,
             segment.counts,
             segment.sequence,

@@ -14,10 +14,8 @@ from torch import Tensor
 from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import index
-from relight.kernels.attend import Keys, attend
-from relight.kernels.linear import grouped
 from relight.kernels.row_ops import NO_KERNELS, Ops
-from relight.model.addresses import EntryAddresses, all_entries, chosen_entries
+from relight.model.addresses import EntryAddresses, chosen_entries
 from relight.model.attention import Addresses, Attention
 from relight.model.compressor import Compressor
 from relight.model.inputs import Segment
@@ -57,55 +55,33 @@ class Csa2(Attention):
         self, x: Tensor, segment: Segment, where: Addresses, state: LayerState, shared: Shared
     ) -> Tensor:
         """x [rows, D], normed -> [rows, D]. Unlike V4's, queries are not normed head by head."""
-        w, c = self.weights, self.config
-        low_rank = self.vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
-        q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
-        q = self.vectors.rotate(q, segment)
-        window = self._window(x, segment, where, state)
-        entries = self._places(x, low_rank, segment, where, state, shared)
-        out = attend(
-            q,
-            Keys(window, where.window_index, state.compressed, entries),
-            w.sink,
-            c.head_dim**-0.5,
-            segment.family,
-            self.boundary,
-            self.ops.of(segment.family).attend,
-        )
-        out = self.vectors.rotate(out, segment, inverse=True)
-        out = out.reshape(out.shape[0], c.o_groups, -1)
-        out = grouped(out, w.wo_a, segment.family, self.boundary)
-        return self._linear(out.flatten(1), w.wo_b, segment)
+
+        def listed(asked: index.Asked | None) -> Tensor | None:
+            return self._published(asked, segment, where, shared)
+
+        return self._attended(x, segment, where, state, listed)
+
+    def _placed(self, q: Tensor, segment: Segment) -> Tensor:
+        return self.vectors.rotate(q, segment)
 
     def remember(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> None:
         """Stores what `share` would, for rows x [rows, D] whose output nobody reads."""
         self._window(x, segment, where, state)
-        if self.source is not None:
-            self._store_entries(x, segment, where, state)
+        self._store_entries(x, segment, where, state)
 
-    def _places(
-        self,
-        x: Tensor,
-        low_rank: Tensor,
-        segment: Segment,
-        where: Addresses,
-        state: LayerState,
-        shared: Shared,
+    def _published(
+        self, asked: index.Asked | None, segment: Segment, where: Addresses, shared: Shared
     ) -> Tensor | None:
-        """Stores the entries that close in this segment, if the layer makes any; returns the places
-        of those that each row attends to, or None where no sequence has any."""
+        """The places of the entries that each row attends to, by this layer or by its source, or
+        None where no sequence has any."""
         if self.layer.index_source is None:
             return None
-        entries = where.entries[self.layer.ratio]
-        if self.source is not None:
-            self._store_entries(x, segment, where, state)
         if self.queries is not None:
-            places = None
-            if entries.places.shape[1] and self._sees_all(entries):
-                places = all_entries(segment, entries)
+            entries, places = where.entries[self.layer.ratio], None
+            if asked is not None:
+                places = chosen_entries(segment, entries, self._chosen(asked, segment, shared))
             elif entries.places.shape[1]:
-                chosen = self._choose(x, low_rank, segment, entries, state, shared)
-                places = chosen_entries(segment, entries, chosen)
+                places = where.every(segment, self.layer.ratio)
             shared.places[self.layer.index] = places
         return shared.places[self.layer.index_source]
 
@@ -120,8 +96,9 @@ class Csa2(Attention):
     ) -> None:
         """Rows and index keys of the same latent; the keys are made before it is rotated."""
         source, ratio, vectors = self.source, self.layer.ratio, self.vectors
+        if source is None:
+            return
         entries = where.entries[ratio]
-        assert source is not None
         assert state.compressed is not None
         assert state.keys is not None
         if self.pooled is not None:
@@ -137,35 +114,29 @@ class Csa2(Attention):
         vectors.keep(key, source.key_norm, segment, state.keys, places, first)
         vectors.keep(latent, None, segment, state.compressed, places, first)
 
-    def _choose(
-        self,
-        x: Tensor,
-        low_rank: Tensor,
-        segment: Segment,
-        entries: EntryAddresses,
-        state: LayerState,
-        shared: Shared,
-    ) -> Tensor:
+    def _asked(
+        self, x: Tensor, latent: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> index.Asked | None:
+        queries = self.queries
+        if queries is None:
+            return None
+        entries = where.entries[self.layer.ratio]
+        if not entries.places.shape[1] or self._sees_all(entries):
+            return None
+        q = self._index_queries(latent, queries.wq_b, segment, turned=False)
+        return self._asked_by(q, x, queries.weights_proj, segment, where, state)
+
+    def _chosen(self, asked: index.Asked, segment: Segment, shared: Shared) -> Tensor:
         """The top-k entries of each row [rows, k], ascending, -1 behind."""
-        c, queries, blocks = self.config, self.queries, self.config.candidates
-        assert queries is not None
+        k, blocks = self.config.index_topk, self.config.candidates
+        fast = self.ops.of(segment.family).index
         assert blocks is not None
-        assert state.keys is not None
-        q = self._linear(low_rank, queries.wq_b, segment).view(-1, c.index_heads, c.index_dim)
-        if self.numerics.quantised:
-            q = self.vectors.index_queries(q, segment, turned=False)
-        else:
-            q = self.vectors.rotate(q, segment)
-        weights = self._linear(x, queries.weights_proj, segment)
-        weights = weights * (c.index_dim * c.index_heads) ** -0.5
-        asked = self._asked(q, weights, segment, entries, state.keys)
-        k, size, fast = c.index_topk, blocks.block_size, self.ops.of(segment.family).index
         if self.layer.index < blocks.source:
             return index.select(asked, k, fast)
         if self.layer.index == blocks.source:
             chosen, shared.candidates = index.select_and_publish(
-                asked, k, size, blocks.topk_blocks, fast
+                asked, k, blocks.block_size, blocks.topk_blocks, fast
             )
             return chosen
         assert shared.candidates is not None
-        return index.select_within(asked, shared.candidates, k, size, fast)
+        return index.select_within(asked, shared.candidates, k, blocks.block_size, fast)

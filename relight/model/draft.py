@@ -212,12 +212,20 @@ class Stage(Attention):
     def _attend(self, x: Tensor, segment: Segment, ring: Rows, seen: Seen) -> Tensor:
         """To kept rows and all rows of the own block. V4 norms queries head by head."""
         w, c, vectors = self.weights, self.config, self.vectors
-        low_rank = vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
-        q = self._linear(low_rank, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
-        q = (vectors.queries if c.generation == "v4" else vectors.rotate)(q, segment)
-        scratch = Rows.empty(ring.format, seen.kept.shape[0] + seen.own.shape[0], x.device)
-        store.copy(ring, seen.rings, scratch, seen.kept, self.ops.of(segment.family).store)
-        vectors.keep(self._linear(x, w.wkv, segment), w.kv_norm, segment, scratch, seen.own)
+        ops = self.ops.of(segment.family)
+
+        def keys() -> Rows:
+            scratch = Rows.empty(ring.format, seen.kept.shape[0] + seen.own.shape[0], x.device)
+            store.copy(ring, seen.rings, scratch, seen.kept, ops.store)
+            vectors.keep(self._linear(x, w.wkv, segment), w.kv_norm, segment, scratch, seen.own)
+            return scratch
+
+        def queries() -> Tensor:
+            latent = vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
+            q = self._linear(latent, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
+            return (vectors.queries if c.generation == "v4" else vectors.rotate)(q, segment)
+
+        scratch, q = ops.both("keys", keys, queries)
         out = attend(
             q,
             Keys(scratch, seen.keys),
@@ -225,7 +233,7 @@ class Stage(Attention):
             c.head_dim**-0.5,
             segment.family,
             self.boundary,
-            self.ops.of(segment.family).attend,
+            ops.attend,
         )
         out = vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)

@@ -60,7 +60,7 @@ class Moe:
             return self._routed(x, segment)
 
         ops = self.ops.of(segment.family)
-        shared, routed = ops.side.both(beside, here) if ops.side else (beside(), here())
+        shared, routed = ops.both("shared", beside, here)
         if ops.shared and ops.shared.takes(shared, self.boundary):
             return ops.shared.add(routed, shared)
         return (routed + shared.float()).to(self.boundary)

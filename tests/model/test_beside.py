@@ -1,4 +1,4 @@
-"""The shared expert beside the routed ones: whose turn it is, and that no bit hangs on it."""
+"""Branches of a layer beside others: whose turn it is, and that no bit hangs on it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relight.base.checkpoint import open_model
 from relight.base.numerics import OFFICIAL
-from relight.kernels.row_ops import Ops, RowOps
+from relight.kernels.row_ops import BESIDE, Branch, Ops, RowOps
 from relight.kernels.streams import side_stream
 from relight.model.network import AnyWeights, load
 from tests.model.harness import GOLDEN, Driver, same_bits
@@ -46,19 +46,29 @@ def run(
     return given, made, driver.readable(0)
 
 
+FORKS = {
+    "v4": {"shared": 4, "keys": 4, "queries": 2},
+    "v41": {"shared": 7, "keys": 7, "queries": 3},
+}
+"""Of a step, by branch: of "queries" those of layers that select."""
+
+
 @pytest.mark.parametrize("name", ["v4", "v41"])
-def test_made_rows_have_it_beside_and_given_rows_do_not(name: str) -> None:
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize("beside", [("keys",), ("queries",), tuple(BESIDE)], ids="-".join)
+def test_made_rows_have_branches_beside_and_given_rows_do_not(
+    name: str, first: bool, beside: tuple[Branch, ...]
+) -> None:
     model = open_model(GOLDEN / name / "checkpoint")
     config, weights = model.config, load(model, torch.device("cpu"))
     wanted = run(weights, config)
-    for first in (True, False):
-        side = Side(first=first)
-        ops = Ops(step=RowOps(side=side))  # type: ignore[arg-type]
-        given, made, state = run(replace(weights, ops=ops), config)
-        assert side.forks == 2 * config.num_layers, "two steps"
-        assert same_bits(given, wanted[0])
-        assert same_bits(made, wanted[1])
-        assert all(same_bits(rows, wanted[2][kind]) for kind, rows in state.items())
+    side = Side(first=first)
+    ops = Ops(step=RowOps(side=side, beside=frozenset(beside)))  # type: ignore[arg-type]
+    given, made, state = run(replace(weights, ops=ops), config)
+    assert side.forks == 2 * sum(FORKS[name][one] for one in beside), "two steps"
+    assert same_bits(given, wanted[0])
+    assert same_bits(made, wanted[1])
+    assert all(same_bits(rows, wanted[2][kind]) for kind, rows in state.items())
 
 
 @pytest.mark.gpu
