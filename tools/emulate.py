@@ -78,7 +78,7 @@ INSTRUCTIONS = (
         for kind in "pq"
         for more, given in (("AT2", "a, nullptr"), ("AT5", "0, a"))
     ),
-    (r'asm volatile\("griddepcontrol\.wait;[^"]*"[^;]*;', "waited();"),
+    (r'asm volatile\("griddepcontrol\.[^"]*"[^;]*;', "waited();"),
 )
 
 

@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * SPLIT)
     group.gates = gates + from * CHANNELS;
     group.ape = ape;
   }
-  Pairs v;
+  Pairs w, v;
+  if (part == 0) read_row(weight, w);
 #pragma unroll 1
   for (int j = 0; j < PAIRS; j++) {
     const int channel = (j * THREADS + threadIdx.x % THREADS) * 2;
@@ -148,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * SPLIT)
   if (part == 0) give_squares(v, room);
   __syncthreads();
   if (part) return;
-  norm_end(v, weight, eps, room);
+  norm_end(v, w, eps, room);
 #if END == 0
   write_row((Out*)data + g * WIDTH, v);
 #else

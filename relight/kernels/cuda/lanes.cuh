@@ -60,9 +60,16 @@ D void mma(float (&c)[ACC], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #endif
 }
 
-// Ends the part of a kernel that may overlap the one before it: only weights may be read above.
+// Ends the part of a kernel that may overlap those before it. Above, only weights may be read, and what is older than the kernel in
+// front, if that has no LET_FIRST. With it the next kernel may begin at once, else when all in front of this one has ended. Below,
+// everything is there: the kernel in front has waited in its turn.
+#ifndef LET_FIRST
+#define LET_FIRST 0
+#endif
 D void wait_for_previous() {
-#if PDL
+#if PDL && LET_FIRST
+  asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory");
+#elif PDL
   asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -1,5 +1,5 @@
-// What attention does with its vectors between products, a block a vector, several in turn where there are many: norm, rotation, Hadamard, and then values, values
-// on the FP4 grid, or a row of the cache. Which stages there are is decided by macros.
+// What attention does with its vectors between products, a block a vector, several in turn where there are many: norm, rotation,
+// Hadamard, and then values, values on the FP4 grid, or a row of the cache. Which stages there are is decided by macros.
 //
 // NORM: 0 none, 1 with a weight, 2 without. ROPE: values that are rotated. HADAMARD. END: 0 values, 1 FP4 grid, 2 a row of format
 // "fp8", 3 one of "fp8-all", 4 of "fp4", 5 of "fp4-fine".
@@ -11,18 +11,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
            int heads, const i64* places, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner, int data_inner,
            int scale_inner, int vectors) {
   __shared__ Room rooms[2];  // in turn, so that threads need not meet again before the next vector
+  Pairs w, next;
+  Frequencies f;
+  i64 next_position = 0, next_place = 0;
+  const auto ask = [&](int at) {  // for all that a vector reads, at once
+    if (ROPE) next_position = positions[at / heads];
+    if (END > 1) next_place = places[at / heads];
+    read_row(x + (i64)at * WIDTH, next);
+  };
+  if (NORM == 1) read_row(weight, w);
+  if (ROPE) read_frequencies(frequencies, f);
   wait_for_previous();
-  Pairs next;
-  read_row(x + (i64)blockIdx.x * WIDTH, next);
+  ask(blockIdx.x);
   for (int at = blockIdx.x, turn = 0; at < vectors; at += gridDim.x, turn ^= 1) {
     Pairs v;
     UNROLL for (int j = 0; j < PAIRS; j++)
       UNROLL for (int b = 0; b < 2; b++) v[j][b] = next[j][b];
-    if (at + (int)gridDim.x < vectors) read_row(x + (i64)(at + gridDim.x) * WIDTH, next);
-    const i64 row = at / heads;
+    const i64 position = next_position, to = next_place;
+    if (at + (int)gridDim.x < vectors) ask(at + (int)gridDim.x);
     Room& room = rooms[turn];
 #if NORM == 1
-    norm(v, weight, eps, room);
+    norm(v, w, eps, room);
 #elif NORM == 2
     norm_plain(v, eps, room);
 #else
@@ -30,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(v[j][b]);
 #endif
 #if ROPE
-    rotate(v, positions[row], frequencies, sign);
+    rotate(v, position, f, sign);
 #endif
 #if HADAMARD
     hadamard(v);
@@ -45,7 +54,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     write_row((float*)y + (i64)at * WIDTH, v);
 #else
     const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
-    const i64 to = places[row];
 #if END == 2
     put_fp8(v, data_of(store, to), scale_of_row(store, to));
 #elif END == 3

@@ -52,18 +52,20 @@ D void give_squares(const Pairs& v, Room& room) {
 // torch divides by a number of the host as it multiplies by its inverse on a device; for powers of two both are exact.
 D float mean_of(float sum) { return mul(sum, 1.f / WIDTH); }
 
-D void norm_end(Pairs& v, const float* weight, float eps, const Room& room) {
+D void norm_end(Pairs& v, const Pairs& weight, float eps, const Room& room) {
   const float factor = rsqrtf(add(mean_of(take(room)), eps));
-  UNROLL for (int j = 0; j < PAIRS; j++) {
-    float w[2];
-    read_pair(weight + place(j), w);
-    UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(mul(mul(v[j][b], factor), w[b]));
-  }
+  UNROLL for (int j = 0; j < PAIRS; j++)
+    UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(mul(mul(v[j][b], factor), weight[j][b]));
 }
-D void norm(Pairs& v, const float* weight, float eps, Room& room) {
+D void norm(Pairs& v, const Pairs& weight, float eps, Room& room) {
   give_squares(v, room);
   __syncthreads();
   norm_end(v, weight, eps, room);
+}
+D void norm(Pairs& v, const float* weight, float eps, Room& room) {
+  Pairs w;
+  read_row(weight, w);
+  norm(v, w, eps, room);
 }
 
 // Without a weight, as V4's query heads: where the boundary is bf16 each of the five results is rounded to it.
@@ -82,16 +84,24 @@ D void norm_plain(Pairs& v, float eps, Room& room) {
 }
 
 // Rotates the last ROPE values in pairs by position * frequency, against the clock with `sign` 1.
-D void rotate(Pairs& v, i64 position, const float* frequencies, float sign) {
+typedef float Frequencies[PAIRS];
+D void read_frequencies(const float* p, Frequencies& f) {
+  UNROLL for (int j = 0; j < PAIRS; j++) f[j] = ROPE && place(j) >= WIDTH - ROPE ? p[(place(j) - (WIDTH - ROPE)) / 2] : 0.f;
+}
+D void rotate(Pairs& v, i64 position, const Frequencies& f, float sign) {
   UNROLL for (int j = 0; j < PAIRS; j++) {
-    const int at = place(j) - (WIDTH - ROPE);
-    if (at >= 0) {
-      const float angle = mul((float)position, frequencies[at / 2]), c = cosf(angle), s = mul(sign, sinf(angle));
+    if (place(j) >= WIDTH - ROPE) {
+      const float angle = mul((float)position, f[j]), c = cosf(angle), s = mul(sign, sinf(angle));
       const float even = v[j][0], odd = v[j][1];
       v[j][0] = rounded(add(mul(even, c), -mul(odd, s)));
       v[j][1] = rounded(add(mul(even, s), mul(odd, c)));
     }
   }
+}
+D void rotate(Pairs& v, i64 position, const float* frequencies, float sign) {
+  Frequencies f;
+  read_frequencies(frequencies, f);
+  rotate(v, position, f, sign);
 }
 
 #if WIDTH == 128 && THREADS == 32

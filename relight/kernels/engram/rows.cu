@@ -46,12 +46,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ Room dots, squares, keys;
   const int stream = blockIdx.y, hc = gridDim.y;
   const i64 row = blockIdx.x, own = (row * hc + stream) * WIDTH;
-  wait_for_previous();
   Pairs x, key, both, value;
+  read_row(gain + (i64)stream * WIDTH, both);
+  wait_for_previous();
   read_row(streams + own, x);
   read_row(mapped + (row * (hc + 1) + stream) * WIDTH, key);
   read_row(mapped + (row * (hc + 1) + hc) * WIDTH, value);
-  read_row(gain + (i64)stream * WIDTH, both);
   UNROLL for (int j = 0; j < PAIRS; j++)
     UNROLL for (int b = 0; b < 2; b++) both[j][b] = mul(mul(x[j][b], both[j][b]), key[j][b]);
   give(both, dots);

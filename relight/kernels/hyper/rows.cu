@@ -28,51 +28,57 @@ D float four_trees(const float (&v)[4]) {
 }
 D int its_tree() { return (lane_id() >> 2 & 2) | lane_id() >> 4; }
 
+D void read_four(const float* p, float (&v)[4]) {
+  const uint4 w = *(const uint4*)p;
+  v[0] = __uint_as_float(w.x);
+  v[1] = __uint_as_float(w.y);
+  v[2] = __uint_as_float(w.z);
+  v[3] = __uint_as_float(w.w);
+}
+D void read_four(const u16* p, float (&v)[4]) {
+  const uint2 w = *(const uint2*)p;
+  v[0] = __uint_as_float(w.x << 16);
+  v[1] = __uint_as_float(w.x & 0xFFFF0000u);
+  v[2] = __uint_as_float(w.y << 16);
+  v[3] = __uint_as_float(w.y & 0xFFFF0000u);
+}
+D float four_products(const float (&v)[4], const float (&w)[4]) {
+  float s = mul(v[0], w[0]);
+  UNROLL for (int i = 1; i < 4; i++) s = fmaf(v[i], w[i], s);
+  return s;
+}
+
 // streams [n, HC, WIDTH], fn [OUTPUTS, INNER] -> parts [n, SPLITS, PARTS]: of each slice the outputs, then the sum of squares.
-// Grid: SPLITS, then blocks that take turns in rows.
+// Grid: SPLITS, then blocks that take turns in rows, a few at once: what they read is on its way together.
+constexpr int AT_ONCE = 4;
 extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
     mix_parts(const In* streams, const float* __restrict__ fn, float* parts, int n) {
   const int from = blockIdx.x * SLICE + lane_id() * 4;
   float w[OWN][4];
-  UNROLL for (int o = 0; o < OWN; o++) {
-    const int output = min(o * PART_WARPS + warp_id(), OUTPUTS - 1);
-    const uint4 four = *(const uint4*)(fn + (i64)output * INNER + from);
-    w[o][0] = __uint_as_float(four.x);
-    w[o][1] = __uint_as_float(four.y);
-    w[o][2] = __uint_as_float(four.z);
-    w[o][3] = __uint_as_float(four.w);
-  }
+  UNROLL for (int o = 0; o < OWN; o++) read_four(fn + (i64)min(o * PART_WARPS + warp_id(), OUTPUTS - 1) * INNER + from, w[o]);
   wait_for_previous();
-  for (int row = blockIdx.y; row < n; row += gridDim.y) {
-    const In* x = streams + (i64)row * INNER + from;
-    float* part = parts + ((i64)row * SPLITS + blockIdx.x) * PARTS;
-    float v[2][2];
-    read_pair(x, v[0]);
-    read_pair(x + 2, v[1]);
-    float s[4] = {};
-    UNROLL for (int o = 0; o < OWN; o++) {
-      s[o] = mul(v[0][0], w[o][0]);
-      s[o] = fmaf(v[0][1], w[o][1], s[o]);
-      s[o] = fmaf(v[1][0], w[o][2], s[o]);
-      s[o] = fmaf(v[1][1], w[o][3], s[o]);
-    }
-    if (warp_id() == 0) {
-      s[OWN] = mul(v[0][0], v[0][0]);
-      s[OWN] = fmaf(v[0][1], v[0][1], s[OWN]);
-      s[OWN] = fmaf(v[1][0], v[1][0], s[OWN]);
-      s[OWN] = fmaf(v[1][1], v[1][1], s[OWN]);
-    }
-    const float sum = four_trees(s);
-    const int output = its_tree() * PART_WARPS + warp_id();
-    if ((lane_id() & 7) == 0) {
-      if (its_tree() < OWN && output < OUTPUTS) part[output] = sum;
-      if (its_tree() == OWN && warp_id() == 0) part[OUTPUTS] = sum;
+  for (int first = blockIdx.y * AT_ONCE; first < n; first += gridDim.y * AT_ONCE) {
+    float v[AT_ONCE][4];
+    UNROLL for (int i = 0; i < AT_ONCE; i++) read_four(streams + (i64)min(first + i, n - 1) * INNER + from, v[i]);
+    UNROLL for (int i = 0; i < AT_ONCE; i++) {
+      if (first + i >= n) break;
+      float s[4] = {};
+      UNROLL for (int o = 0; o < OWN; o++) s[o] = four_products(v[i], w[o]);
+      if (warp_id() == 0) s[OWN] = four_products(v[i], v[i]);
+      const float sum = four_trees(s);
+      const int output = its_tree() * PART_WARPS + warp_id();
+      float* part = parts + ((i64)(first + i) * SPLITS + blockIdx.x) * PARTS;
+      if ((lane_id() & 7) == 0) {
+        if (its_tree() < OWN && output < OUTPUTS) part[output] = sum;
+        if (its_tree() == OWN && warp_id() == 0) part[OUTPUTS] = sum;
+      }
     }
   }
 }
 
 // Lane 4 i + j of sixteen holds the logit of stream i to stream j; the others repeat them. Softmax of rows, then rows and columns
-// in turn, ending with columns.
+// in turn, ending with columns. Thirty-nine divisions wait for each other, so they are products with an inverse, whose last bit is
+// the device's.
 D float sum_apart(float v, int first, int second) {
   v = add(v, __shfl_xor_sync(~0u, v, first));
   return add(v, __shfl_xor_sync(~0u, v, second));
@@ -82,19 +88,29 @@ D float sinkhorn(float c, int iterations, float eps) {
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
   const float power = expf(add(c, -largest));
   c = add(__fdiv_rn(power, sum_apart(power, 2, 1)), eps);
-  c = __fdiv_rn(c, add(sum_apart(c, 8, 4), eps));
+  c = __fdividef(c, add(sum_apart(c, 8, 4), eps));
   for (int i = 1; i < iterations; i++) {
-    c = __fdiv_rn(c, add(sum_apart(c, 2, 1), eps));
-    c = __fdiv_rn(c, add(sum_apart(c, 8, 4), eps));
+    c = __fdividef(c, add(sum_apart(c, 2, 1), eps));
+    c = __fdividef(c, add(sum_apart(c, 8, 4), eps));
   }
   return c;
 }
 
-// The streams of a row [HC, WIDTH] by weights.
-D void collapse(const In* streams, const float (&by)[HC], Pairs& v) {
+// The streams of a row [HC, WIDTH], pairs as they lie, and their sum by weights.
+#if IN_BF16
+typedef u32 Lying;
+#else
+typedef uint2 Lying;
+#endif
+typedef Lying Streams[HC][PAIRS];
+D void read_all(const In* p, Streams& streams) {
+  UNROLL for (int k = 0; k < HC; k++)
+    UNROLL for (int j = 0; j < PAIRS; j++) streams[k][j] = *(const Lying*)(p + k * WIDTH + place(j));
+}
+D void collapse(const Streams& streams, const float (&by)[HC], Pairs& v) {
   UNROLL for (int j = 0; j < PAIRS; j++) {
     float read[HC][2];
-    UNROLL for (int k = 0; k < HC; k++) read_pair(streams + k * WIDTH + place(j), read[k]);
+    UNROLL for (int k = 0; k < HC; k++) read_pair((const In*)&streams[k][j], read[k]);
     UNROLL for (int b = 0; b < 2; b++) {
       float all[HC];
       UNROLL for (int k = 0; k < HC; k++) all[k] = mul(read[k][b], by[k]);
@@ -109,14 +125,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     read_streams(const In* streams, const float* reading, const float* weight, float norm_eps, Out* x, Out* plain) {
   __shared__ Room room;
   const i64 row = blockIdx.x;
+  Streams read;
+  Pairs w, v;
+  if (x) read_row(weight, w);
   wait_for_previous();
+  read_all(streams + row * HC * WIDTH, read);
   float by[HC];
   UNROLL for (int k = 0; k < HC; k++) by[k] = reading ? reading[row * HC + k] : 1.f / HC;  // exact, before or behind the sum
-  Pairs v;
-  collapse(streams + row * HC * WIDTH, by, v);
+  collapse(read, by, v);
   if (plain) write_row(plain + row * WIDTH, v);
   if (!x) return;
-  norm(v, weight, norm_eps, room);
+  norm(v, w, norm_eps, room);
   write_row(x + row * WIDTH, v);
 }
 
@@ -132,8 +151,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
   const i64 row = blockIdx.x;
   const int lane = lane_id(), warp = warp_id();
   const bool last = warp == WARPS;
+  const int output = min(lane, OUTPUTS - 1);
+  const float own_scale = scale[output < 4 ? 0 : output < 8 ? 1 : 2], own_base = base[output];
+  Streams read;
+  Pairs w, v;
+  float by[HC] = {};
+  if (!last) read_row(weight, w);
   wait_for_previous();
-  if (!last) {
+  if (!last) {  // all that is read is asked for at once
+    read_all(streams + row * HC * WIDTH, read);
+    if (reading)
+      UNROLL for (int k = 0; k < HC; k++) by[k] = reading[row * HC + k];
     const float* part = parts + (row * SPLITS + warp * (SPLITS / WARPS)) * PARTS + min(lane, OUTPUTS);
     float s = part[0];
     UNROLL for (int k = 1; k < SPLITS / WARPS; k++) s = add(s, part[k * PARTS]);
@@ -143,20 +171,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
   float s = sums[0][lane];
   UNROLL for (int w = 1; w < WARPS; w++) s = add(s, sums[w][lane]);
   const float mean = mul(__shfl_sync(~0u, s, OUTPUTS), 1.f / INNER);
-  const int output = min(lane, OUTPUTS - 1);
-  const float logit = add(mul(mul(s, rsqrtf(add(mean, norm_eps))), scale[output < 4 ? 0 : output < 8 ? 1 : 2]), base[output]);
+  const float logit = add(mul(mul(s, rsqrtf(add(mean, norm_eps))), own_scale), own_base);
   const float own = add(sigmoid(logit), eps);
-  Pairs v;
   if (!last) {
-    float by[HC];
-    UNROLL for (int k = 0; k < HC; k++) by[k] = reading ? reading[row * HC + k] : __shfl_sync(~0u, own, k);
-    collapse(streams + row * HC * WIDTH, by, v);
+    if (!reading)
+      UNROLL for (int k = 0; k < HC; k++) by[k] = __shfl_sync(~0u, own, k);
+    collapse(read, by, v);
     if (plain) write_row(plain + row * WIDTH, v);
     give_squares(v, room);
   }
   __syncthreads();
   if (!last) {
-    norm_end(v, weight, norm_eps, room);
+    norm_end(v, w, norm_eps, room);
     write_row(x + row * WIDTH, v);
     return;
   }

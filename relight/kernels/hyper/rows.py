@@ -8,9 +8,9 @@ from relight.kernels.hyper import Mix, cuda
 from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.toolbox import Toolbox
 
-ROWS, MANY_ROWS = 8, 32
-"""Rows that a block of `mix_parts` takes one after another: of few, so that there are blocks for
-all processors, and of many, so that weights, 12 KB of a block, are read for a few."""
+ROWS, MANY_ROWS = 4, 32
+"""Rows that a block of `mix_parts` takes: of few as many as it reads at once, and of many more, so
+that weights, 12 KB of a block, are read for some."""
 
 MANY = 256
 """From more rows on."""
