@@ -22,10 +22,10 @@ from relight.kernels.streams import SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import RowVectors
 
-Branch = Literal["keys", "queries", "shared"]
-"""What may run on a second stream: "keys", all that attention stores, beside its queries;
-"queries", those of heads, beside the selection by those of the indexer; "shared", the shared expert
-beside the routed ones."""
+Branch = Literal["keys", "index keys", "queries", "shared"]
+"""What may run on a second stream: "keys", all that attention stores, beside its queries; of that
+"index keys" on a third, where compressors of their own make them; "queries", those of heads, beside
+the selection by those of the indexer; "shared", the shared expert beside the routed ones."""
 
 BESIDE: frozenset[Branch] = frozenset(("keys", "queries", "shared"))
 
@@ -36,7 +36,8 @@ Here = TypeVar("Here")
 @dataclass(frozen=True, slots=True)
 class RowOps:
     """Of one family. None: the op's definition runs. `vectors` is norm, rope, quant and what is
-    stored, `store` moves what is stored. `side`: where the branches `beside` run."""
+    stored, `store` moves what is stored. `side`: where the branches `beside` run, and `third`,
+    where index keys do."""
 
     hyper: RowHyper | None = None
     vectors: RowVectors | None = None
@@ -48,6 +49,7 @@ class RowOps:
     index: RowIndex | None = None
     engram: RowEngram | None = None
     side: SideStream | None = None
+    third: SideStream | None = None
     beside: frozenset[Branch] = BESIDE
 
     def aside(self, branch: Branch) -> bool:
@@ -58,8 +60,9 @@ class RowOps:
         self, branch: Branch, beside: Callable[[], Beside], here: Callable[[], Here]
     ) -> tuple[Beside, Here]:
         """As `SideStream.both`; one after the other if the branch does not run beside."""
-        if self.side is not None and branch in self.beside:
-            return self.side.both(beside, here)
+        side = self.third if branch == "index keys" else self.side
+        if side is not None and branch in self.beside:
+            return side.both(beside, here)
         return beside(), here()
 
 
@@ -86,11 +89,12 @@ def chosen_ops(tools: Toolbox, selection: Selection) -> Ops:
     """Few rows leave most of a device idle between two launches, so what hangs on nothing else runs
     beside; many rows fill it, and would only hold more memory at once."""
     prefill, step = (_chosen(selection, family) for family in ("prefill", "step"))
+    side = tools.side
     return Ops(
         prefill=replace(
             _row_ops(tools, prefill), attend=GivenAttend(tools) if "attend" in prefill else None
         ),
-        step=replace(_row_ops(tools, step), side=tools.side),
+        step=replace(_row_ops(tools, step), side=side, third=side.another() if side else None),
         sample=StepSample(tools) if "sample" in step else None,
     )
 

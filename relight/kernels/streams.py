@@ -28,6 +28,10 @@ class SideStream:
         self._cuda = cuda
         self._side = cuda.Stream(device)
 
+    def another(self) -> "SideStream":
+        """One that may be forked to while this one is."""
+        return SideStream(self._device, self._cuda)
+
     def both(self, beside: Callable[[], First], here: Callable[[], Second]) -> tuple[First, Second]:
         """Their results. `beside` reads nothing that `here` makes, nor the other way round, and
         both may be read when this has returned."""

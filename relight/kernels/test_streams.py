@@ -65,6 +65,20 @@ def test_the_side_waits_for_what_was_before_and_is_waited_for_by_what_comes() ->
     assert cuda.log == [*turn, "behind 1 on main", *turn, "behind 2 on main"]
 
 
+def test_another_may_be_forked_to_inside() -> None:
+    cuda = Cuda()
+    side = SideStream(CUDA, cuda)
+    third = side.another()
+    side.both(
+        lambda: cuda.work("beside"),
+        lambda: third.both(lambda: cuda.work("third"), lambda: cuda.work("here")),
+    )
+    assert cuda.log == [
+        *("side 1 waits for main", "beside on side 1", "side 2 waits for main", "third on side 2"),
+        *("here on main", "main waits for side 2", "main waits for side 1"),
+    ]
+
+
 @pytest.mark.parametrize("bad", ["beside", "here"])
 def test_what_fails_is_joined_all_the_same(bad: str) -> None:
     """Else what the side still reads would be given away."""

@@ -128,10 +128,17 @@ class Attention:
         """
         ops = self.ops.of(segment.family)
 
+        apart = self.index_compressor is not None and ops.aside("index keys")
+
         def keys() -> Rows:
             window = self._window(x, segment, where, state)
             self._store_entries(x, segment, where, state)
+            if not apart:
+                index_keys()
             return window
+
+        def index_keys() -> None:
+            self._store_index_keys(x, segment, where, state)
 
         def asking() -> tuple[Tensor, index.Asked | None, Tensor | None]:
             latent = self._linear(x, self.weights.wq_a, segment)
@@ -140,7 +147,10 @@ class Attention:
             late = asked is not None and ops.aside("queries")
             return latent, asked, None if late else self._queries(latent, segment)
 
-        window, (latent, asked, early) = ops.both("keys", keys, asking)
+        def here() -> tuple[Tensor, index.Asked | None, Tensor | None]:
+            return ops.both("index keys", index_keys, asking)[1] if apart else asking()
+
+        window, (latent, asked, early) = ops.both("keys", keys, here)
         if early is not None:
             q, entries = early, listed(asked)
         else:
@@ -189,8 +199,7 @@ class Attention:
     def _store_entries(
         self, x: Tensor, segment: Segment, where: Addresses, state: LayerState
     ) -> None:
-        """Stores the entries that close in this segment, and their index keys, if the layer makes
-        any."""
+        """Stores the entries that close in this segment, if the layer makes any."""
         if self.compressor is None:
             return
         ratio, given = self.layer.ratio, (self.frequencies, self.boundary)
@@ -198,8 +207,15 @@ class Attention:
         assert state.compressed is not None
         assert state.partial is not None
         self.compressor.store(x, segment, state.partial, rings, entries, state.compressed, *given)
+
+    def _store_index_keys(
+        self, x: Tensor, segment: Segment, where: Addresses, state: LayerState
+    ) -> None:
+        """Stores their index keys, if a compressor of its own makes them."""
         if self.index_compressor is None:
             return
+        ratio, given = self.layer.ratio, (self.frequencies, self.boundary)
+        entries, rings = where.entries[ratio], where.partial_rings[ratio]
         assert state.index_partial is not None
         assert state.keys is not None
         # Orthonormal on both sides: without rounding it cancels.

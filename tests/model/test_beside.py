@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relight.base.checkpoint import open_model
 from relight.base.numerics import OFFICIAL
-from relight.kernels.row_ops import BESIDE, Branch, Ops, RowOps
+from relight.kernels.row_ops import Branch, Ops, RowOps
 from relight.kernels.streams import side_stream
 from relight.model.network import AnyWeights, load
 from tests.model.harness import GOLDEN, Driver, same_bits
@@ -47,25 +47,27 @@ def run(
 
 
 FORKS = {
-    "v4": {"shared": 4, "keys": 4, "queries": 2},
-    "v41": {"shared": 7, "keys": 7, "queries": 3},
+    "v4": {"shared": 4, "keys": 4, "index keys": 2, "queries": 2},
+    "v41": {"shared": 7, "keys": 7, "index keys": 0, "queries": 3},
 }
 """Of a step, by branch: of "queries" those of layers that select."""
+
+EVERY: tuple[Branch, ...] = ("keys", "index keys", "queries", "shared")
 
 
 @pytest.mark.parametrize("name", ["v4", "v41"])
 @pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
-@pytest.mark.parametrize("beside", [("keys",), ("queries",), tuple(BESIDE)], ids="-".join)
+@pytest.mark.parametrize("beside", [("keys",), ("queries",), EVERY], ids="-".join)
 def test_made_rows_have_branches_beside_and_given_rows_do_not(
     name: str, first: bool, beside: tuple[Branch, ...]
 ) -> None:
     model = open_model(GOLDEN / name / "checkpoint")
     config, weights = model.config, load(model, torch.device("cpu"))
     wanted = run(weights, config)
-    side = Side(first=first)
-    ops = Ops(step=RowOps(side=side, beside=frozenset(beside)))  # type: ignore[arg-type]
+    side, third = Side(first=first), Side(first=first)
+    ops = Ops(step=RowOps(side=side, third=third, beside=frozenset(beside)))  # type: ignore[arg-type]
     given, made, state = run(replace(weights, ops=ops), config)
-    assert side.forks == 2 * sum(FORKS[name][one] for one in beside), "two steps"
+    assert side.forks + third.forks == 2 * sum(FORKS[name][one] for one in beside), "two steps"
     assert same_bits(given, wanted[0])
     assert same_bits(made, wanted[1])
     assert all(same_bits(rows, wanted[2][kind]) for kind, rows in state.items())
@@ -79,7 +81,9 @@ def test_a_stream_of_its_own_changes_no_bit(name: str) -> None:
     model = open_model(GOLDEN / name / "checkpoint")
     weights = load(model, device)
     wanted = run(weights, model.config, device.type)
-    ops = Ops(step=RowOps(side=side_stream(device)))
+    ops = Ops(
+        step=RowOps(side=side_stream(device), third=side_stream(device), beside=frozenset(EVERY))
+    )
     given, made, state = run(replace(weights, ops=ops), model.config, device.type)
     assert same_bits(given, wanted[0])
     assert same_bits(made, wanted[1])
