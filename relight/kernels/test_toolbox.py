@@ -69,18 +69,28 @@ def test_a_step_is_two_launches_that_cover_all_rows_and_outputs(tmp_path: Path) 
         assert arguments[5:] == (rows, 512, 4096, 512)
 
 
-def test_scales_of_32_values_are_multiplied_as_values_where_bf16_is_an_operand(
-    tmp_path: Path,
-) -> None:
+def test_tokens_have_as_many_scales_as_weights_by_32(tmp_path: Path) -> None:
     x, w = torch.zeros(3, 1280), fp8_weight(512, 1280, 32)
-    for arch, entry in (("sm_90", "act_round"), ("sm_75", "act_quant"), ("sm_70", "act_quant")):
+    for arch in ("sm_90", "sm_75", "sm_70"):
         tools, noting = toolbox(tmp_path, arch)
         assert linear_step.StepLinear(tools).linear(x, w, BF16).shape == (3, 512)
         (rounding, _, blocks, _), (product, *_, arguments) = noting.launched
-        assert (rounding, product, blocks) == (entry, "step_linear", (8, 1))
+        assert (rounding, product, blocks) == ("act_quant", "step_linear", (8, 1))
         scales = arguments[3]
-        assert (scales is None) == (entry == "act_round")
-        assert scales is None or scales.shape == (3, 40)
+        assert scales is not None
+        assert scales.shape == (3, 40)
+
+
+def test_a_matrix_of_few_outputs_has_more_blocks_of_fewer_rows(tmp_path: Path) -> None:
+    for outputs, blocks in ((4096, 128), (32768, 256)):
+        tools, noting = toolbox(tmp_path, "sm_90")
+        w = Fp8Weight(
+            torch.zeros(outputs, 1280, dtype=torch.uint8),
+            torch.zeros(outputs // 32, 40, dtype=torch.uint8),
+            32,
+        )
+        linear_step.StepLinear(tools).linear(torch.zeros(3, 1280), w, BF16)
+        assert noting.launched[1][2] == (blocks, 1)
 
 
 def test_before_sm80_float32_tokens_are_two_rows_each(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from relight.kernels.build import Builder, Kernel
 from relight.kernels.forms import Form, Walk, form_of
@@ -16,7 +17,9 @@ MOST_BLOCKS = 2048
 
 
 class Toolbox:
-    """`side`: what a step may run beside its main work, where the device can."""
+    """`side`: what a step may run beside its main work, where the device can. What makes the input
+    of products may round it, too, and hand that over: they find it by the tensor, as long as it
+    lives. So nobody may write into such a tensor later."""
 
     def __init__(
         self, builder: Builder, launcher: Launcher, side: SideStream | None = None
@@ -25,6 +28,7 @@ class Toolbox:
         self._builder = builder
         self._launcher = launcher
         self._loaded: dict[Kernel, Launch] = {}
+        self._handed = WeakTensorKeyDictionary()
 
     @cached_property
     def form(self) -> Form:
@@ -50,13 +54,21 @@ class Toolbox:
         kernel, walk = made
         return self.load(kernel, walk.threads, walk.ring_bytes), walk
 
+    def hand_over(self, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        """Codes and scales of x as `quantise` gives them, for the caller to fill in the launch that
+        fills x."""
+        self._handed[x] = found = _room(x, block)
+        return found
+
     def quantise(self, x: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
         """x [n, K] float32 or bfloat16 -> E4M3 codes [n, K] uint8 and scales [n, K / block] float32
         as `codec.fp8_quantise` makes them; a block that is not finite has the scale NaN. K is a
-        multiple of 128, block 128 or 32."""
+        multiple of 128, block 128 or 32. What was handed over is not made again."""
+        codes, scales = self._handed.get(x, (None, None))
+        if scales is not None and scales.shape[1] * block == x.shape[1]:
+            return codes, scales
         x = x.contiguous()
-        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        scales = x.new_empty((x.shape[0], x.shape[1] // block), dtype=torch.float32)
+        codes, scales = _room(x, block)
         kernel = act_quant(self.form, x_bf16=x.dtype == torch.bfloat16, block=block)
         self._rounded(kernel, x, codes, scales)
         return codes, scales
@@ -82,3 +94,8 @@ class Toolbox:
         launch = self.load(slot_sum(self.form), 256)
         launch((-(-columns // 256), rows), parts, out, columns, slots)
         return out
+
+
+def _room(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    return codes, x.new_empty((x.shape[0], x.shape[1] // block), dtype=torch.float32)

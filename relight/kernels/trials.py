@@ -21,7 +21,7 @@ from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
 from relight.kernels.experts.given import GivenExperts
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear import grouped, linear
-from relight.kernels.linear.cuda import V4_LENGTHS, V41_LENGTHS
+from relight.kernels.linear.cuda import MANY_OUTPUTS, V4_LENGTHS, V41_LENGTHS
 from relight.kernels.linear.given import GivenLinear
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.select import Variant
@@ -123,8 +123,10 @@ def linear_trials(
     device: torch.device,
     outputs: int = 1024,
     lengths: Mapping[int, Sequence[int]] = LENGTHS,
+    many: Sequence[int] = (1024, 1280),
 ) -> list[Trial]:
-    """`lengths` of rows by the block of their scales."""
+    """`lengths` of rows by the block of their scales; of those in `many` also with as many outputs
+    as have kernels of their own."""
     form, fast = tools.form, StepLinear(tools)
     made = _Products(fast, LINEAR, ROWS, device)
     boundary = torch.bfloat16 if form.bf16 else torch.float32
@@ -132,6 +134,12 @@ def linear_trials(
         made.packed(outputs, inner, block, boundary)
         for block, some in lengths.items()
         for inner in some
+    ]
+    found += [
+        made.packed(MANY_OUTPUTS, inner, block, boundary)
+        for block, some in lengths.items()
+        for inner in some
+        if inner in many
     ]
     return (
         found

@@ -32,12 +32,12 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
     return emulated(request.param, tmp_path)
 
 
-FEW = {128: (1024,), 32: (1408, 1280)}
+FEW = {128: (1024,), 32: (1408, 2304)}
 """Lengths: a measured one, one that a rule leaves in one slice of eleven units, and one of V4.1."""
 
 
 def test_products_are_near_their_definitions(tools: Toolbox) -> None:
-    for trial in linear_trials(tools, CPU, outputs=128, lengths=FEW):
+    for trial in linear_trials(tools, CPU, outputs=128, lengths=FEW, many=()):
         x = trial.inputs()
         found = trial.kernel(x)
         assert relative_error(found, trial.reference(x)) <= trial.tolerance, trial.shape

@@ -6,9 +6,10 @@
 // slices are added in ascending order. No atomics. A token's bits depend on the weights and on that token alone.
 //
 // BLOCK is the block of E4M3 scales: 128 x 128 or 32 x 32 weights, and as many values of a token. Where it is 32 a unit of E4M3
-// weights has four scales. Form 70 sums 64 of K at a time: a quarter has 16 of them, and its sum is scaled as its own. Else
-// (FOLDED) tokens come as bf16, rounded to their grid before, and the scale of the weights goes into the multiply by a power of
-// two that decoding makes anyway: a bf16 holds E4M3 times a power of two exactly, so nothing is left to scale.
+// weights has four scales. Form 70 sums 64 of K at a time: a quarter has 16 of them, and its sum is scaled as its own. Form 80
+// sums 32 at a time (CROSSED): lanes swap halves of what they have read, so that four of them have eight values each of one block.
+// Tokens that are not rounded (FOLDED) come as bf16, and the scale of the weights goes into the multiply by a power of two that
+// decoding makes anyway: a bf16 holds E4M3 times a power of two exactly, so nothing is left to scale.
 //
 // Weights are the first operand and stay as the checkpoint has them: a lane reads 16 contiguous bytes of a row, four lanes read
 // 64, eight rows are one load of a warp. A lane without a token repeats another's, and that column is dropped.
@@ -24,32 +25,35 @@
 
 constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;  // flow.cuh
 constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
-constexpr bool FOLDED = FINE && X_BF16;
+constexpr bool FOLDED = FINE && X_BF16, CROSSED = FINE && !FOLDED && STEP_FORM == 80;
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
 constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int MATRICES = PAIRED ? 2 : 1, ROW_BYTES = K / 8 * FORMAT, SCALE_ROW = K / 32;
 constexpr int BLOCK_ROWS = ROW_WARPS * 16 * TILES / MATRICES;  // outputs of a block
-// Distinct scales of tokens among a lane's results of a unit (for flow.cuh that of the token it stages), and of parts of a unit
-// that are scaled one after the other.
+// Distinct scales of tokens among a lane's results of a unit (for flow.cuh that of the token it stages), and of parts of a piece that
+// are scaled one after the other. A piece is what is asked for of tokens at once: a unit, or a chunk of it.
 constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART ? 1 : 2, SPANS = FINE && !FOLDED ? 2 : 1;
-constexpr int UNIT_SCALES = 128 / BLOCK;  // of a token
+constexpr int PIECES = CROSSED ? CHUNKS : 1, PIECE = UNIT / PIECES, PIECE_CHUNKS = CHUNKS / PIECES;
+constexpr int UNIT_SCALES = 128 / BLOCK, PIECE_SCALES = UNIT_SCALES / PIECES;  // of a token
 static_assert(K % SLICES == 0 && SLICE % UNIT == 0, "a slice is whole units");
 static_assert(AHEAD <= UNITS, "there are as many units as are in flight");
 static_assert((FORMAT == 8 ? BLOCK : 128) % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
 static_assert(BLOCK == 128 || BLOCK == 32, "scales are for 128 or for 32 values");
-static_assert(!FINE || FOLDED || STEP_FORM == 70, "only form 70 keeps quarters apart");
+static_assert(!FINE || FOLDED || STEP_FORM != 75, "form 75 mixes quarters");
+static_assert(!CROSSED || RING, "lanes swap through shared memory");
 static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
 
 D int my_k() { return warp_id() % SLICES * SLICE; }
 D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + lane_row(); }
+D int my_x() { return (CROSSED ? 8 : LOADED) * lane_quarter(); }  // of a unit, and of each half of a chunk
 D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
 D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
 D int token_of_scale(int n, int j) { return APART ? my_token(n) : token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
 D int first_scale(int) {  // which of a unit's scales of a token is the first that a lane uses
   if (BLOCK == 128) return 0;
-  return FORMAT == 8 ? lane_quarter() >> 1 : lane_quarter();
+  return FORMAT == 8 ? (CROSSED ? 0 : lane_quarter() >> 1) : lane_quarter();
 }
 
 struct Operands {  // where this lane's values begin
@@ -58,29 +62,48 @@ struct Operands {  // where this lane's values begin
   const u8* x[TOKEN_TILES];
   const float* sx[TOKEN_TILES][X_SCALES];
 };
-struct Side {  // what a unit needs beside its weights
-  uint4 x[TOKEN_TILES][CHUNKS][X_WORDS];
+struct Side {  // what a piece needs beside its weights
+  uint4 x[TOKEN_TILES][PIECE_CHUNKS][X_WORDS];
   float sx[TOKEN_TILES][X_SCALES][SPANS];
-  u32 sw;  // a byte, or four
+  u32 sw;  // a byte, or two, or four
 };
 typedef uint4 Weights[TILES][2][CHUNKS];
 
 // Units in flight: in registers, or past them into shared memory, where a lane reads back only what it asked for, so that no
-// barrier is needed.
+// barrier is needed; or (CROSSED) lanes of a row swap halves. Then the two blocks of 32 lie apart, rows of the second one in another
+// order, by which neither copies nor loads meet in a bank.
 #if RING
 extern __shared__ uint4 ring[];  // [AHEAD][TILES][2][CHUNKS][THREADS]
 struct Flight {
-  D int at(int slot, int t, int h, int c) { return (((slot * TILES + t) * 2 + h) * CHUNKS + c) * THREADS + threadIdx.x; }
+  D uint4* of_warp(int slot, int t, int h, int c) {
+    return ring + (((slot * TILES + t) * 2 + h) * CHUNKS + c) * THREADS + warp_id() * 32;
+  }
+  D int mine() {
+    const int second = lane_quarter() >> 1;
+    return CROSSED ? second * 16 + (lane_row() * 2 + (lane_quarter() & 1) ^ second * 4) : lane_id();
+  }
+  D uint2 half(const uint4* from, int second) {
+    return ((const uint2*)from)[second * 32 + (lane_row() * 4 + lane_quarter() ^ second * 8)];
+  }
   D void ask(int slot, int t, int h, int c, const u8* p) {
-    const u32 to = (u32)__cvta_generic_to_shared(ring + at(slot, t, h, c));
+    const u32 to = (u32)__cvta_generic_to_shared(of_warp(slot, t, h, c) + mine());
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
   }
   D void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   D void take(int slot, Weights& w) {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+    if (CROSSED) __syncwarp();
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int h = 0; h < 2; h++)
-        UNROLL for (int c = 0; c < CHUNKS; c++) w[t][h][c] = ring[at(slot, t, h, c)];
+        UNROLL for (int c = 0; c < CHUNKS; c++) {
+          const uint4* from = of_warp(slot, t, h, c);
+          if (CROSSED) {
+            const uint2 a = half(from, 0), b = half(from, 1);
+            w[t][h][c] = make_uint4(a.x, a.y, b.x, b.y);
+          } else {
+            w[t][h][c] = from[lane_id()];
+          }
+        }
   }
 };
 #else
@@ -100,6 +123,7 @@ D const u8* row_of(const u8* const (&base)[MATRICES], int t, int h, int bytes) {
   return PAIRED ? base[t] + h * 8 * bytes : base[0] + (t * 16 + h * 8) * bytes;
 }
 D void ask(Flight& flight, const Operands& o, int u) {
+  if (CROSSED) __syncwarp();  // all have read what lay where this unit lands
   if (u < UNITS)
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int c = 0; c < CHUNKS; c++)
@@ -107,35 +131,44 @@ D void ask(Flight& flight, const Operands& o, int u) {
           flight.ask(u % AHEAD, t, h, c, row_of(o.w, t, h, ROW_BYTES) + u * UNIT_BYTES + c * 64);
   flight.sent();
 }
-D void read_side(Side& s, const Operands& o, int u) {
+template <int COUNT> D void read_scales(const float* p, float (&v)[COUNT]) {
+  if constexpr (CROSSED) read_pair(p, v);
+  else UNROLL for (int k = 0; k < COUNT; k++) v[k] = X_BYTES == 1 ? p[2 * k] : 1.f;
+}
+D void read_side(Side& s, const Operands& o, int p) {
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
-    UNROLL for (int c = 0; c < CHUNKS; c++)
-      UNROLL for (int i = 0; i < X_WORDS; i++)
-        s.x[n][c][i] = load16(o.x[n] + (u * UNIT + c * 4 * LOADED) * X_BYTES + i * 16);
-    UNROLL for (int j = 0; j < X_SCALES; j++)
-      UNROLL for (int k = 0; k < SPANS; k++) s.sx[n][j][k] = X_BYTES == 1 ? o.sx[n][j][u * UNIT_SCALES + 2 * k] : 1.f;
+    UNROLL for (int c = 0; c < PIECE_CHUNKS; c++)
+      UNROLL for (int i = 0; i < X_WORDS; i++) {
+        const u8* from = o.x[n] + (p * PIECE + c * 4 * LOADED) * X_BYTES + i * 16;
+        s.x[n][c][i] = CROSSED ? load8_twice(from, 32) : load16(from);
+      }
+    UNROLL for (int j = 0; j < X_SCALES; j++) read_scales(o.sx[n][j] + p * PIECE_SCALES, s.sx[n][j]);
   }
-  if (FINE) s.sw = __ldg((const u32*)o.ws[0] + u);
-  else if (FORMAT == 8) s.sw = __ldg(o.ws[0] + u);
+  if (CROSSED) s.sw = __ldg((const u16*)o.ws[0] + p);
+  else if (FINE) s.sw = __ldg((const u32*)o.ws[0] + p);
+  else if (FORMAT == 8) s.sw = __ldg(o.ws[0] + p);
 }
 
 typedef float Totals[TILES][TOKEN_TILES][ACC];
-template <int SPAN> D void add_span(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2]) {
+template <int SPAN> D void add_span(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2], int piece) {
   Totals part = {};
-  UNROLL for (int c = SPAN * CHUNKS / SPANS; c < (SPAN + 1) * CHUNKS / SPANS; c++) {
+  constexpr int COUNT = CROSSED ? 1 : PIECE_CHUNKS / SPANS, STEPS = LOADED / 4 / (CROSSED ? SPANS : 1);
+  UNROLL for (int k = 0; k < COUNT; k++) {
+    const int own = CROSSED ? 0 : SPAN * COUNT + k, c = piece * PIECE_CHUNKS + own;
     u32 x[TOKEN_TILES][LOADED / 2];
-    UNROLL for (int n = 0; n < TOKEN_TILES; n++) unpack_x(s.x[n][c], x[n]);
+    UNROLL for (int n = 0; n < TOKEN_TILES; n++) unpack_x(s.x[n][own], x[n]);
     const u32 fine = s.sw >> (2 * c + (lane_quarter() >> 1)) * 8 & 255;
     const u32 up = FOLDED ? up_by(fine) : UP;
     UNROLL for (int t = 0; t < TILES; t++)
-      UNROLL for (int i = 0; i < LOADED / 4; i++) {
+      UNROLL for (int j = 0; j < STEPS; j++) {
+        const int i = CROSSED ? SPAN * STEPS + j : j;
         u32 a0, a1, a2, a3;
         step(w[t][0][c], i, a0, a2, up);
         step(w[t][1][c], i, a1, a3, up);
         UNROLL for (int n = 0; n < TOKEN_TILES; n++) mma(part[t][n], a0, a1, a2, a3, x[n][2 * i], x[n][2 * i + 1]);
       }
   }
-  const u32 sw = FINE ? s.sw >> (2 * SPAN + (lane_quarter() >> 1)) * 8 & 255 : s.sw;
+  const u32 sw = FINE ? s.sw >> (CROSSED ? SPAN : 2 * SPAN + (lane_quarter() >> 1)) * 8 & 255 : s.sw;
   const float raise = RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(sw) : 1.f);
   UNROLL for (int t = 0; t < TILES; t++) {
 #if FORMAT == 4 && STEP_FORM == 70  // scales of the rows of this lane's results, from the lanes that have read them
@@ -154,9 +187,9 @@ template <int SPAN> D void add_span(Totals& total, const Weights& w, const Side&
       }
   }
 }
-D void add_unit(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2]) {
-  add_span<0>(total, w, s, scales);
-  if constexpr (SPANS == 2) add_span<1>(total, w, s, scales);
+D void add_piece(Totals& total, const Weights& w, const Side& s, const u32 (&scales)[TILES][2], int piece) {
+  add_span<0>(total, w, s, scales, piece);
+  if constexpr (SPANS == 2) add_span<1>(total, w, s, scales, piece);
 }
 
 typedef float Sums[16 * TILES][TOKENS + 1];  // + 1: neighbouring rows in other banks
@@ -194,10 +227,12 @@ D void walk(const Operands& o, bool early, Sums* sums) {
   }
   Totals total = {};
   UNROLL for (int u = 0; u < UNITS; u++) {
-    if (u + 1 < UNITS) read_side(side[u + 1 & 1], o, u + 1);
     Weights w;
-    flight.take(u % AHEAD, w);
-    add_unit(total, w, side[u & 1], scales[u]);
+    UNROLL for (int p = u * PIECES; p < (u + 1) * PIECES; p++) {
+      if (p + 1 < UNITS * PIECES) read_side(side[p + 1 & 1], o, p + 1);
+      if (p == u * PIECES) flight.take(u % AHEAD, w);
+      add_piece(total, w, side[p & 1], scales[u], p % PIECES);
+    }
     ask(flight, o, u + AHEAD);
   }
   UNROLL for (int t = 0; t < TILES; t++)

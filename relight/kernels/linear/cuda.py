@@ -26,22 +26,23 @@ _FP8 = {
         12288: Walk(8, 12288, slices=16, ahead=2, ring=True),
     },
     32: {
-        1280: Walk(8, 1280, slices=5, row_warps=2, ahead=2, ring=True),
-        2304: Walk(8, 2304, slices=9, ahead=2, ring=True),
-        5120: Walk(8, 5120, slices=10, ahead=4, ring=True),
-        6144: Walk(8, 6144, slices=12, ahead=4, ring=True),
-        8192: Walk(8, 8192, slices=16, ahead=2, ring=True),
-        15360: Walk(8, 15360, slices=15, ahead=2, ring=True),
+        1280: Walk(8, 1280, slices=2, row_warps=4, tiles=2, ahead=2, min_blocks=2, ring=True),
+        2304: Walk(8, 2304, slices=9, tiles=2, ahead=2, min_blocks=2, ring=True),
+        5120: Walk(8, 5120, slices=8, ahead=4, min_blocks=2, ring=True),
+        6144: Walk(8, 6144, slices=4, row_warps=2, tiles=2, ahead=2, min_blocks=2, ring=True),
+        8192: Walk(8, 8192, slices=8, tiles=2, ahead=2, min_blocks=2, ring=True),
+        15360: Walk(8, 15360, slices=8, tiles=2, ahead=2, min_blocks=2, ring=True),
     },
 }
-"""By block of scales, then by K. Those of block 128 up to 8,192 have been measured; all other
-lengths are cut by a rule (`cuts`)."""
+"""By block of scales, then by K; all other lengths are cut by a rule (`cuts`). Blocks have
+registers and shared memory for two on a processor: V4.1's matrices have 144 to 256 of them, and one
+more than there is room for takes as long again as all others."""
 
-_SMALL = {
-    128: {8192: Walk(8, 8192, slices=16, ahead=2, ring=True)},
-    32: {6144: Walk(8, 6144, slices=12, ahead=2, ring=True)},
-}
-"""Where a block has no 160 KiB: the others need 128 and 96 KiB for the ring."""
+_SMALL = {8192: Walk(8, 8192, slices=16, ahead=2, ring=True)}
+"""Of block 128, where a block has no 160 KiB: the other needs 128 KiB for the ring."""
+
+MANY_OUTPUTS = 16_384
+"""Fewer, as the indexer's, would leave processors idle in blocks of 64 or 128."""
 
 _WIDE = Walk(8, 4096, slices=8, tiles=2, ahead=2, min_blocks=2)
 _BF16 = {
@@ -55,17 +56,28 @@ V4_LENGTHS, V41_LENGTHS = (1024, 2048, 4096, 8192, 12288), (1280, 2304, 5120, 61
 V4_BF16, V41_BF16 = (4096, 256), (5120, 512)
 """Lengths of rows of V4-Flash and V4.1-Flash, drafts too."""
 
+INDEX_QUERIES = {128: (1024, 8192), 32: (1280, 4096)}
+"""K and outputs of those matrices of few that have a form of their own, by block."""
+
 
 def fp8_walk(
-    form: Form, inner: int, token_tiles: int, *, wide: bool = False, block: int = 128
+    form: Form,
+    inner: int,
+    token_tiles: int,
+    *,
+    wide: bool = False,
+    block: int = 128,
+    outputs: int = MANY_OUTPUTS,
 ) -> Walk:
-    """`wide`: tokens are not quantised."""
+    """`wide`: tokens are not quantised. How many outputs there are decides no bits."""
     if not form.copies:
         return replace(_old(8, inner, token_tiles), block=block)
     if wide and inner == _WIDE.inner:
         return replace(_WIDE, block=block)
-    small = _SMALL[block] if form.shared_limit < 160 * 1024 else {}
+    small = _SMALL if block == 128 and form.shared_limit < 160 * 1024 else {}
     found = small.get(inner) or _FP8[block].get(inner) or walk_of(8, inner, ring=True)
+    if outputs < MANY_OUTPUTS and found.block_rows > 32:
+        found = replace(found, row_warps=2, tiles=1, ahead=min(4, found.units))
     return replace(found, block=block)
 
 
@@ -89,19 +101,19 @@ def quantising(form: Form, block: int) -> Form:
     return replace(form, number=70) if block == 32 and not form.bf16 else form
 
 
-def folds(form: Form, block: int) -> bool:
-    """Whether quantised tokens are multiplied as bf16 values, and scales of weights with them."""
-    return block == 32 and form.bf16
-
-
 def fp8(
-    form: Form, inner: int, token_tiles: int, boundary_bf16: bool, block: int = 128
+    form: Form,
+    inner: int,
+    token_tiles: int,
+    boundary_bf16: bool,
+    block: int = 128,
+    outputs: int = MANY_OUTPUTS,
 ) -> tuple[Kernel, Walk]:
-    """Of quantised tokens: codes and scales, or, where these fold, values."""
-    walk = fp8_walk(form, inner, token_tiles, block=block)
-    x_bf16 = True if folds(form, block) else None
-    form = quantising(form, block)
-    return _kernel("fp8", form, walk, token_tiles, boundary_bf16, x_bf16=x_bf16), walk
+    """Of quantised tokens: codes and scales."""
+    walk = fp8_walk(form, inner, token_tiles, block=block, outputs=outputs)
+    few = walk != fp8_walk(form, inner, token_tiles, block=block)
+    what, form = "fp8 of few outputs" if few else "fp8", quantising(form, block)
+    return _kernel(what, form, walk, token_tiles, boundary_bf16), walk
 
 
 def grouped(
@@ -145,6 +157,9 @@ def kernels(form: Form) -> list[Kernel]:
     for tiles in (1, 2):
         for block in BLOCKS:
             found += [fp8(form, k, tiles, form.bf16, block)[0] for k in lengths[block]]
+            k, outputs = INDEX_QUERIES[block]
+            few = fp8(form, k, tiles, form.bf16, block, outputs)[0]
+            found += [] if few in found else [few]
             found.append(grouped(form, 4096, tiles, boundary_bf16=form.bf16, block=block)[0])
         found += [bf16(form, k, tiles, boundary_bf16=False)[0] for k in (*V4_BF16, *V41_BF16)]
     return [*found, *halves.kernels(form)]

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   o.w[0] = w + (i64)row * ROW_BYTES + my_k() * FORMAT / 8 + 16 * lane_quarter();
   o.ws[0] = ws + row / BLOCK * (K / BLOCK) + my_k() / BLOCK;
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
-    o.x[n] = x + ((i64)min(first + my_token(n), last) * x_columns + at + LOADED * lane_quarter()) * X_BYTES;
+    o.x[n] = x + ((i64)min(first + my_token(n), last) * x_columns + at + my_x()) * X_BYTES;
     UNROLL for (int j = 0; j < X_SCALES; j++)
       o.sx[n][j] = sx + (i64)min(first + token_of_scale(n, j), last) * (x_columns / BLOCK) + at / BLOCK + first_scale(j);
   }

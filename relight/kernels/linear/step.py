@@ -64,7 +64,8 @@ class StepLinear:
         """Whether this call is one of those: what it asks is the same for every row of a call
         site, so a row never meets another form for the company that it has."""
         if isinstance(w, Fp8Weight):
-            walk = cuda.fp8_walk(self._tools.form, w.shape[1], 1, block=w.block)
+            outputs, inner = w.shape
+            walk = cuda.fp8_walk(self._tools.form, inner, 1, block=w.block, outputs=outputs)
             return quantised and self._divides(w, walk)
         fits = x.dtype == torch.bfloat16 or not self._tools.form.bf16
         return fits and self._divides(w, cuda.bf16_walk(self._tools.form, w.shape[1], 1))
@@ -90,18 +91,15 @@ class StepLinear:
         y = self._product(made, x, None, w.data, None, 1, to)
         return y if scale is None else self._halves.join(y, scale).to(boundary)
 
-    def rounded(self, x: Tensor, w: Fp8Weight) -> tuple[Tensor, Tensor | None]:
-        """x [n, K] on the grid of E4M3, as `multiply` takes it: codes and scales, or values."""
-        if cuda.folds(self._tools.form, w.block):
-            return self._tools.round(x, w.block), None
+    def rounded(self, x: Tensor, w: Fp8Weight) -> tuple[Tensor, Tensor]:
+        """x [n, K] on the grid of E4M3, as `multiply` takes it: codes and scales."""
         return self._tools.quantise(x, w.block)
 
-    def multiply(
-        self, x: Tensor, scales: Tensor | None, w: Fp8Weight, boundary: torch.dtype
-    ) -> Tensor:
+    def multiply(self, x: Tensor, scales: Tensor, w: Fp8Weight, boundary: torch.dtype) -> Tensor:
         """Of tokens that were rounded."""
         bf16 = boundary == torch.bfloat16
-        made = cuda.fp8(self._tools.form, w.shape[1], _tiles(x), bf16, w.block)
+        outputs, inner = w.shape
+        made = cuda.fp8(self._tools.form, inner, _tiles(x), bf16, w.block, outputs)
         return self._product(made, x, scales, w.data, w.scale, 1, boundary)
 
     def grouped(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
