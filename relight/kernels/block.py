@@ -47,6 +47,16 @@ def block_of(width: int, most: int = MOST_THREADS) -> Block | None:
     return None
 
 
+def rounds(width: int, threads: int) -> bool:
+    """Whether so many threads can round rows of `width` for products, too (`cuda/round.cuh`)."""
+    return width % 128 == 0 and threads % 64 == 0
+
+
+def rounded_by(act_block: int) -> str:
+    """In the name of a kernel that does."""
+    return f" and rounded by {act_block}" if act_block else ""
+
+
 def in_place(*tensors: Tensor) -> bool:
     """Whether kernels may read these as they lie: in one piece, from a multiple of 16 bytes on."""
     return all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in tensors)

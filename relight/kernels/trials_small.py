@@ -89,7 +89,8 @@ def hyper_trials(
         return randoms(ROWS, hc, width, device=device, dtype=boundary)
 
     def kernel(x: Tensor) -> Tensor:
-        mix, read = fast.mix_and_read(x, fn, base, scale, None, norm, iterations=20, **epsilons)
+        given = (x, fn, base, scale, None, norm)
+        mix, read = fast.mix_and_read(*given, iterations=20, eps=EPS, norm_eps=EPS)
         y = fast.expand(x[:, 0].contiguous(), x, mix)
         return joined(mix.pre, mix.post, mix.comb, read, y)
 

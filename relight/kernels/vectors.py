@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.kernels.block import Block, block_of, in_place, in_words, short
+from relight.kernels.block import Block, block_of, in_place, in_words, rounded_by, rounds, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 from relight.kernels.rows import Rows
@@ -24,6 +24,9 @@ VALUES, GRID, FP8_ROW, FP8_ALL_ROW, FP4_ROW, FP4_FINE_ROW = range(6)
 NORM_THREADS = 256
 MOST_BLOCKS = 4096
 """As many as an H200 has room for; with more vectors each block goes on."""
+
+LOW_RANK = ((1024, 128), (1280, 32))
+"""Widths of V4 and V4.1 whose norm is the input of products alone, and the block of scales."""
 
 THREADS = {KV_WIDTH: 128, INDEX_WIDTH: 32}
 
@@ -78,15 +81,24 @@ def held(width: int) -> Block | None:
     return block_of(width, NORM_THREADS)
 
 
-def kernel(form: Form, way: Way, block: Block, x: torch.dtype, boundary: torch.dtype) -> Kernel:
+def kernel(
+    form: Form,
+    way: Way,
+    block: Block,
+    x: torch.dtype,
+    boundary: torch.dtype,
+    act_block: int = 0,
+) -> Kernel:
+    """`act_block`: values are also rounded for products that take so many by a scale."""
     macros = (
         *block.macros(form, x, boundary),
+        ("ROUNDS", act_block),
         ("NORM", way.norm),
         ("ROPE", way.rope),
         ("HADAMARD", int(way.hadamard)),
         ("END", way.end),
     )
-    name = f"vector {block.width} {short(x)} to {way} {short(boundary)}"
+    name = f"vector {block.width} {short(x)} to {way} {short(boundary)}{rounded_by(act_block)}"
     return Kernel(name, SOURCE, "row_op", macros)
 
 
@@ -101,7 +113,12 @@ def kernels(form: Form) -> list[Kernel]:
         *((kv, KEPT["fp8-all"]), (kv, KEPT["fp4-fine"])),
         *((index, KEPT["fp4"]), (index, PLAIN_INDEX_QUERIES)),
     )
-    return [kernel(form, way, block, boundary, boundary) for block, way in ways]
+    found = [kernel(form, way, block, boundary, boundary) for block, way in ways]
+    for width, act_block in LOW_RANK:
+        block = block_of(width, NORM_THREADS)
+        assert block is not None
+        found.append(kernel(form, NORM, block, boundary, boundary, act_block))
+    return found
 
 
 def way_into(rows: Rows) -> Way | None:
@@ -133,9 +150,10 @@ class RowVectors:
         whole = x.dtype == boundary and in_place(x)
         return way.ops <= self._ops and fits and rope == way.rope and whole
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`rms_norm` of x [n, d], in the dtype of x."""
-        return self._run(NORM, x, weight=weight, eps=eps)
+    def norm(self, x: Tensor, weight: Tensor, eps: float, act_block: int = 0) -> Tensor:
+        """`rms_norm` of x [n, d], in the dtype of x; handed over to products that round their input
+        in blocks of `act_block`, if that is any."""
+        return self._run(NORM, x, weight=weight, eps=eps, act_block=act_block)
 
     def queries(self, x: Tensor, eps: float, positions: Tensor, frequencies: Tensor) -> Tensor:
         """x [n, H, d], each vector normed without a weight, then rotated by positions [n]."""
@@ -197,15 +215,19 @@ class RowVectors:
         sign: float = 1.0,
         places: Tensor | None = None,
         rows: Rows | None = None,
+        act_block: int = 0,
     ) -> Tensor:
         block = held(x.shape[-1])
         assert block is not None, f"vectors of {x.shape[-1]} are not shared evenly by 32 threads"
         y = x if rows else x.new_empty(x.shape, dtype=torch.float32 if way.end == GRID else x.dtype)
         vectors = x.numel() // block.width
+        act_block = act_block if rounds(block.width, block.threads) else 0
         if vectors:
-            made = kernel(self._tools.form, way, block, x.dtype, x.dtype)
+            made = kernel(self._tools.form, way, block, x.dtype, x.dtype, act_block)
             launch = self._tools.load(made, block.threads)
             turn = (positions, frequencies, sign, x.shape[1:-1].numel())
-            blocks = min(vectors, MOST_BLOCKS)
-            launch((blocks, 1), x, y, weight, eps, *turn, places, *source(rows), vectors)
+            to, blocks = source(rows), min(vectors, MOST_BLOCKS)
+            if act_block:
+                to = (*self._tools.hand_over(y, act_block), *to[2:])
+            launch((blocks, 1), x, y, weight, eps, *turn, places, *to, vectors)
         return y

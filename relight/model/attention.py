@@ -142,7 +142,7 @@ class Attention:
 
         def asking() -> tuple[Tensor, index.Asked | None, Tensor | None]:
             latent = self._linear(x, self.weights.wq_a, segment)
-            latent = self.vectors.norm(latent, self.weights.q_norm, segment)
+            latent = self.vectors.norm(latent, self.weights.q_norm, segment, self.weights.wq_b)
             asked = self._asked(x, latent, segment, where, state)
             late = asked is not None and ops.aside("queries")
             return latent, asked, None if late else self._queries(latent, segment)

@@ -200,12 +200,15 @@ class Stage(Attention):
         w, deferred = self.stage, self.config.generation == "v4.1"
         reading = pre if deferred else None
         mix, x = self.mhc.mix_and_read(
-            streams, w.hyper_attention, w.attention_norm, segment, reading
+            *(streams, w.hyper_attention, w.attention_norm, segment, reading),
+            into=self.weights.wq_a,
         )
         out = self._attend(x, segment, ring, seen)
         streams = self.mhc.spread(out, streams, mix)
         reading = mix.pre if deferred else None
-        mix, x = self.mhc.mix_and_read(streams, w.hyper_ffn, w.ffn_norm, segment, reading)
+        mix, x = self.mhc.mix_and_read(
+            *(streams, w.hyper_ffn, w.ffn_norm, segment, reading), into=w.ffn.shared.w1
+        )
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix), mix.pre
 
@@ -221,7 +224,8 @@ class Stage(Attention):
             return scratch
 
         def queries() -> Tensor:
-            latent = vectors.norm(self._linear(x, w.wq_a, segment), w.q_norm, segment)
+            latent = self._linear(x, w.wq_a, segment)
+            latent = vectors.norm(latent, w.q_norm, segment, w.wq_b)
             q = self._linear(latent, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
             return (vectors.queries if c.generation == "v4" else vectors.rotate)(q, segment)
 

@@ -80,7 +80,7 @@ class Moe:
         up = linear(x, shared.w3, family, quantised, self.boundary)
         limit = self.config.swiglu_limit
         if fast and fast.takes(gate, self.boundary):
-            hidden = fast.swiglu(gate, up, limit)
+            hidden = fast.swiglu(gate, up, limit, shared.w2.act_block)
         else:
             hidden = swiglu(gate, up, limit, self.boundary)
         return linear(hidden, shared.w2, family, quantised, self.boundary)

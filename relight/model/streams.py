@@ -7,6 +7,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from relight.kernels import hyper
+from relight.kernels.codec import Weight
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import NO_KERNELS, Ops
@@ -27,9 +28,11 @@ class Mhc:
         norm: Tensor,
         segment: Segment,
         pre: Tensor | None = None,
+        into: Weight | None = None,
     ) -> tuple[hyper.Mix, Tensor]:
         """The mix of streams [rows, hc, D], and what the sublayer behind them reads [rows, D]: by
-        `pre` [rows, hc] of the sublayer before, or by the mix's own."""
+        `pre` [rows, hc] of the sublayer before, or by the mix's own. `into`: a weight that it is
+        multiplied by, as are all others of the same block."""
         c = self.config
         if fast := self._fast(streams, segment):
             return fast.mix_and_read(
@@ -42,6 +45,7 @@ class Mhc:
                 iterations=c.hc_iters,
                 eps=c.hc_eps,
                 norm_eps=c.rms_norm_eps,
+                act_block=into.act_block if into else 0,
             )
         mix = self.mix(streams, weights, segment)
         return mix, self.read(streams, mix.pre if pre is None else pre, norm, segment)[1]

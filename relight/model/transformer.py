@@ -43,11 +43,15 @@ class Block:
     ) -> Tensor:
         """streams [rows, hc, D] -> the same shape."""
         w = self.weights
-        mix, x = self.mhc.mix_and_read(streams, w.hyper_attention, w.attention_norm, segment)
+        mix, x = self.mhc.mix_and_read(
+            streams, w.hyper_attention, w.attention_norm, segment, into=w.attention.wq_a
+        )
         out = self.attention.forward(x, segment, where, state)
         streams = self.mhc.spread(out, streams, mix)
 
-        mix, x = self.mhc.mix_and_read(streams, w.hyper_ffn, w.ffn_norm, segment)
+        mix, x = self.mhc.mix_and_read(
+            streams, w.hyper_ffn, w.ffn_norm, segment, into=w.ffn.shared.w1
+        )
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix)
 

@@ -65,12 +65,16 @@ class BlockV41:
     ) -> tuple[Tensor, Tensor]:
         """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
         w = self.weights
-        mix, x = self.mhc.mix_and_read(streams, w.hyper_attention, w.attention_norm, segment, pre)
+        mix, x = self.mhc.mix_and_read(
+            streams, w.hyper_attention, w.attention_norm, segment, pre, w.attention.wq_a
+        )
         out = self.attention.share(x, segment, where, state, shared)
         streams = self.mhc.spread(out, streams, mix)
 
         pre = mix.pre
-        mix, x = self.mhc.mix_and_read(streams, w.hyper_ffn, w.ffn_norm, segment, pre)
+        mix, x = self.mhc.mix_and_read(
+            streams, w.hyper_ffn, w.ffn_norm, segment, pre, w.ffn.shared.w1
+        )
         out = self.moe.forward(x, segment)
         return self.mhc.spread(out, streams, mix), mix.pre
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from relight.kernels import store
+from relight.kernels.codec import Weight
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.rope import rotate
@@ -34,9 +35,12 @@ class Vectors:
     boundary: torch.dtype
     ops: Ops = NO_KERNELS
 
-    def norm(self, x: Tensor, weight: Tensor, segment: Segment) -> Tensor:
+    def norm(
+        self, x: Tensor, weight: Tensor, segment: Segment, into: Weight | None = None
+    ) -> Tensor:
+        """`into`: a weight that it is multiplied by, as are all others of the same block."""
         if fast := self._fast(NORM, x, segment):
-            return fast.norm(x, weight, self.eps)
+            return fast.norm(x, weight, self.eps, into.act_block if into else 0)
         return rms_norm(x, weight, self.eps, self.boundary)
 
     def queries(self, q: Tensor, segment: Segment) -> Tensor:

@@ -2,7 +2,8 @@
 // Hadamard, and then values, values on the FP4 grid, or a row of the cache. Which stages there are is decided by macros.
 //
 // NORM: 0 none, 1 with a weight, 2 without. ROPE: values that are rotated. HADAMARD. END: 0 values, 1 FP4 grid, 2 a row of format
-// "fp8", 3 one of "fp8-all", 4 of "fp4", 5 of "fp4-fine".
+// "fp8", 3 one of "fp8-all", 4 of "fp4", 5 of "fp4-fine". ROUNDS: values come out rounded, too, as codes and float32 scales, which
+// then are `data` and `scale`.
 #include "row.cuh"
 
 // x [rows * heads, WIDTH], positions [rows]. y, where values come out: Out, of END 1 float32. Else row places[row] of a store.
@@ -46,6 +47,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 #if END == 0
     write_row((Out*)y + (i64)at * WIDTH, v);
+#if ROUNDS
+    __shared__ Sizes sizes[2];
+    tell_sizes(v, sizes[turn]);
+    __syncthreads();
+    put_rounded(v, sizes[turn], at, data, (float*)scale);
+#endif
 #elif END == 1
     UNROLL for (int j = 0; j < PAIRS; j++) {
       const u32 e = fp4_scale(v[j]);

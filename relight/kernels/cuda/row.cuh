@@ -4,7 +4,7 @@
 // Every stage computes what its definition computes, rounding for rounding; sums are the definition's trees: of the bits of an
 // index the top ones are folded first, so pairs of one thread, then warps, then lanes, then the two of a pair.
 #pragma once
-#include "values.cuh"
+#include "round.cuh"
 
 #ifndef ROPE
 #define ROPE 0  // nothing is rotated
@@ -134,6 +134,16 @@ D float fp4_value(float v, u32 scale) {  // a zero has no sign, as in the defini
   const float found = mul(size, __uint_as_float(scale << 23));
   return scale == 255 ? __uint_as_float(0x7FC00000u) : v < 0.f && size > 0.f ? -found : found;
 }
+
+#if ROUNDS  // the vector as what a product takes
+typedef u32 Sizes[PAIRS][WARPS];
+D void tell_sizes(const Pairs& v, Sizes& sizes) {
+  UNROLL for (int j = 0; j < PAIRS; j++) tell_size(v[j], sizes[j]);
+}
+D void put_rounded(const Pairs& v, const Sizes& sizes, i64 row, u8* codes, float* scales) {
+  UNROLL for (int j = 0; j < PAIRS; j++) put_rounded(v[j], sizes[j], row * WIDTH + place(j), codes, scales);
+}
+#endif
 
 // A row of the cache (kernels/rows.py): "fp4", WIDTH / 2 bytes and a UE8M0 scale for each 32 values.
 D void put_fp4(const Pairs& v, u8* data, u8* scale) {

@@ -4,8 +4,9 @@ router."""
 import torch
 from torch import Tensor
 
-from relight.kernels.block import in_place, plain, short
+from relight.kernels.block import in_place, plain, rounded_by, rounds, short
 from relight.kernels.build import Kernel
+from relight.kernels.experts.cuda import ACT_BLOCKS
 from relight.kernels.forms import Form
 from relight.kernels.toolbox import Toolbox
 
@@ -14,19 +15,24 @@ SOURCE = "experts/shared.cu"
 THREADS = 256
 
 
-def kernel(form: Form, entry: str, boundary: torch.dtype) -> Kernel:
+def kernel(form: Form, entry: str, boundary: torch.dtype, act_block: int = 0) -> Kernel:
+    """`act_block`: what comes out is also rounded for products that take so many values by a
+    scale."""
     bf16 = int(boundary == torch.bfloat16)
     macros = (
         *plain(form),
         ("IN_BF16", bf16),
         ("OUT_BF16", bf16),
+        ("ROUNDS", act_block),
     )
-    return Kernel(f"shared expert {entry} {short(boundary)}", SOURCE, entry, macros)
+    name = f"shared expert {entry} {short(boundary)}{rounded_by(act_block)}"
+    return Kernel(name, SOURCE, entry, macros)
 
 
 def kernels(form: Form) -> list[Kernel]:
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    return [kernel(form, entry, boundary) for entry in ("gated", "joined")]
+    rounded = [kernel(form, "gated", boundary, block) for block in ACT_BLOCKS]
+    return [*rounded, *(kernel(form, entry, boundary) for entry in ("gated", "joined"))]
 
 
 class RowShared:
@@ -39,10 +45,13 @@ class RowShared:
         """Whether x [n, d], and others like it, are for these kernels."""
         return x.dtype == boundary and x.shape[1] % 8 == 0 and in_place(x)
 
-    def swiglu(self, gate: Tensor, up: Tensor, limit: float) -> Tensor:
-        """`experts.swiglu` of gate and up [n, I]."""
-        y = torch.empty_like(gate)
-        self._run("gated", gate, up, y, gate.shape[1], float(limit))
+    def swiglu(self, gate: Tensor, up: Tensor, limit: float, act_block: int = 0) -> Tensor:
+        """`experts.swiglu` of gate and up [n, I]; handed over to products that round their input in
+        blocks of `act_block`, if that is any."""
+        y, width = torch.empty_like(gate), gate.shape[1]
+        act_block = act_block if rounds(width, THREADS) else 0
+        handed = self._tools.hand_over(y, act_block) if act_block else (None, None)
+        self._run("gated", gate, up, y, width, float(limit), *handed, act_block=act_block)
         return y
 
     def add(self, routed: Tensor, shared: Tensor) -> Tensor:
@@ -51,9 +60,12 @@ class RowShared:
         self._run("joined", routed, shared, y, shared.shape[1])
         return y
 
-    def _run(self, entry: str, x: Tensor, *rest: Tensor | int | float) -> None:
+    def _run(
+        self, entry: str, x: Tensor, *rest: Tensor | int | float | None, act_block: int = 0
+    ) -> None:
         y, (rows, width) = rest[1], x.shape
         assert isinstance(y, Tensor)
         if rows:
-            launch = self._tools.load(kernel(self._tools.form, entry, y.dtype), THREADS)
+            made = kernel(self._tools.form, entry, y.dtype, act_block)
+            launch = self._tools.load(made, THREADS)
             launch((rows, -(-width // (2 * THREADS))), x, *rest)

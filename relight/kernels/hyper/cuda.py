@@ -3,7 +3,7 @@ is chosen."""
 
 import torch
 
-from relight.kernels.block import Block, block_of, short
+from relight.kernels.block import Block, block_of, rounded_by, short
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 
@@ -14,7 +14,7 @@ SLICE = 128
 PARTS = 32
 """Of the source: values that a block of `mix_parts` sums, and what it leaves for each row."""
 
-WIDTHS = (4096, 5120)
+WIDTHS, ACT_BLOCKS = (4096, 5120), (128, 32)
 """Of V4-Flash and V4.1-Flash."""
 
 
@@ -27,8 +27,12 @@ def mix_parts(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> 
     return _kernel("mix-parts", "mix_parts", form, block, boundary, outputs)
 
 
-def mix_end(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
-    return _kernel("mix-end", "mix_end", form, block, boundary, outputs)
+def mix_end(
+    form: Form, block: Block, boundary: torch.dtype, outputs: int, act_block: int = 0
+) -> Kernel:
+    """`act_block`: what is read is also rounded for products that take so many values by a
+    scale."""
+    return _kernel("mix-end", "mix_end", form, block, boundary, outputs, act_block)
 
 
 def spread(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
@@ -40,11 +44,18 @@ def read_streams(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
 
 
 def _kernel(
-    what: str, entry: str, form: Form, block: Block, boundary: torch.dtype, outputs: int
+    what: str,
+    entry: str,
+    form: Form,
+    block: Block,
+    boundary: torch.dtype,
+    outputs: int,
+    act_block: int = 0,
 ) -> Kernel:
-    macros = (*block.macros(form, boundary, boundary), ("OUTPUTS", outputs))
+    held = block.macros(form, boundary, boundary)
+    macros = (*held, ("OUTPUTS", outputs), ("ROUNDS", act_block))
     head = " of the head" if outputs == HC else ""
-    name = f"hyper {what}{head} D={block.width} {short(boundary)}"
+    name = f"hyper {what}{head} D={block.width} {short(boundary)}{rounded_by(act_block)}"
     return Kernel(name, SOURCE, entry, macros)
 
 
@@ -52,9 +63,11 @@ def kernels(form: Form) -> list[Kernel]:
     """V4.1 has no head of its own."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     makes, found = (mix_parts, mix_end), []
-    for width, outputs in zip(WIDTHS, ((HC * (2 + HC), HC), (HC * (2 + HC),)), strict=True):
+    of_models = zip(WIDTHS, ((HC * (2 + HC), HC), (HC * (2 + HC),)), ACT_BLOCKS, strict=True)
+    for width, outputs, act_block in of_models:
         held = block(width)
         assert held is not None
         found += [make(form, held, boundary, count) for make in makes for count in outputs]
+        found.append(mix_end(form, held, boundary, outputs[0], act_block))
         found += [make(form, held, boundary) for make in (spread, read_streams)]
     return found

@@ -141,11 +141,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // A block a row, with one warp more than hold it. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
 // [n, HC], or by this row's own pre where that is null, normed, and as `plain`, if that is wanted, before. Of a head only these come
-// out.
+// out. With ROUNDS x comes out rounded, too.
 extern "C" __global__ void __launch_bounds__(THREADS + 32)
     mix_end(const float* parts, const float* base, const float* scale, const In* streams, const float* reading,
             const float* weight, float eps, float norm_eps, int iterations, float* pre, float* post, float* comb, Out* x,
-            Out* plain) {
+            Out* plain, u8* codes, float* scales) {
   __shared__ float sums[WARPS][PARTS];
   __shared__ Room room;
   const i64 row = blockIdx.x;
@@ -184,13 +184,22 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
   if (!last) {
     norm_end(v, w, norm_eps, room);
     write_row(x + row * WIDTH, v);
-    return;
   }
+#if ROUNDS
+  __shared__ Sizes sizes;
+  if (!last) tell_sizes(v, sizes);
+#endif
 #if OUTPUTS > 4
-  if (lane < 4) pre[row * HC + lane] = own;
-  else if (lane < 8) post[row * HC + lane - 4] = mul(2.f, sigmoid(logit));
-  const float c = sinkhorn(__shfl_sync(~0u, logit, 8 + (lane & 15)), iterations, eps);
-  if (lane < 16) comb[row * HC * HC + lane] = c;
+  if (last) {
+    if (lane < 4) pre[row * HC + lane] = own;
+    else if (lane < 8) post[row * HC + lane - 4] = mul(2.f, sigmoid(logit));
+    const float c = sinkhorn(__shfl_sync(~0u, logit, 8 + (lane & 15)), iterations, eps);
+    if (lane < 16) comb[row * HC * HC + lane] = c;
+  }
+#endif
+#if ROUNDS
+  if (ROUNDS > 32) __syncthreads();
+  if (!last) put_rounded(v, sizes, row, codes, scales);
 #endif
 }
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from relight.kernels.block import Block, in_place
+from relight.kernels.block import Block, in_place, rounds
 from relight.kernels.hyper import Mix, cuda
 from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.toolbox import Toolbox
@@ -46,17 +46,17 @@ class RowHyper:
         iterations: int,
         eps: float,
         norm_eps: float,
+        act_block: int = 0,
     ) -> tuple[Mix, Tensor]:
         """`hyper.mix` of streams [n, hc, D], and what the sublayer reads [n, D]: the streams by
-        `reading` [n, hc], None for the mix's own `pre`, normed by `norm` [D]."""
+        `reading` [n, hc], None for the mix's own `pre`, normed by `norm` [D]; handed over to
+        products that round their input in blocks of `act_block`, if that is any."""
         n, hc, _ = streams.shape
         shapes = ((n, hc), (n, hc), (n, hc, hc))
         mix = Mix(*(base.new_empty(shape) for shape in shapes), fast=self)
         outputs = (mix.pre, mix.post, mix.comb)
-        x = self._read(
-            streams, fn, base, scale, reading, norm, (eps, norm_eps), iterations, outputs
-        )
-        return mix, x
+        given = (streams, fn, base, scale, reading, norm, (eps, norm_eps), iterations)
+        return mix, self._read(*given, outputs, act_block=act_block)
 
     def read_by_head(
         self,
@@ -121,10 +121,13 @@ class RowHyper:
         iterations: int,
         outputs: tuple[Tensor | None, Tensor | None, Tensor | None],
         plain: Tensor | None = None,
+        act_block: int = 0,
     ) -> Tensor:
         n, hc, width = streams.shape
         x = streams.new_empty((n, width))
         held, form, count = self._held(width), self._tools.form, len(base)
+        act_block = act_block if rounds(width, held.threads) else 0
+        handed = self._tools.hand_over(x, act_block) if act_block else (None, None)
         splits = hc * width // cuda.SLICE
         nbytes = 4 * splits * cuda.PARTS
         parts = base.new_empty((rows_of_a_pass(n, nbytes), splits, cuda.PARTS))
@@ -132,11 +135,12 @@ class RowHyper:
             own, rows = streams[part], part.stop - part.start
             first = self._tools.load(cuda.mix_parts(form, held, streams.dtype, count), 256)
             first((splits, -(-rows // (MANY_ROWS if rows > MANY else ROWS))), own, fn, parts, rows)
-            end = cuda.mix_end(form, held, streams.dtype, count)
+            end = cuda.mix_end(form, held, streams.dtype, count, act_block)
             last = self._tools.load(end, held.threads + 32)
             given = (parts, base, scale, own, _part(reading, part), norm, *epsilons, iterations)
             made = (_part(one, part) for one in outputs)
-            last((rows, 1), *given, *made, x[part], _part(plain, part))
+            also = (_part(one, part) for one in (plain, *handed))
+            last((rows, 1), *given, *made, x[part], *also)
         return x
 
     def expand(self, out: Tensor, streams: Tensor, mix: Mix) -> Tensor:
