@@ -16,6 +16,7 @@ from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import experts_trial, linear_trials, tokens, trials
 from relight.kernels.trials_engram import engram_trials
+from relight.kernels.trials_rounded import assert_input_comes_rounded
 from relight.kernels.trials_small import small_trials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -136,6 +137,13 @@ def test_tokens_are_rounded_to_the_bytes_of_the_definition(tools: Toolbox, block
         assert_bits_equal(scales, torch.exp2(bytes_of.float() - 127), "scales")
         values, exact = tools.round(x, block).float(), fp8_round(x, block)
         assert_bits_equal(values + 0.0, exact + 0.0, "values")  # a zero has no sign
+
+
+@pytest.mark.parametrize("block", [128, 32])
+def test_what_products_read_comes_rounded_as_they_would_round_it(
+    tools: Toolbox, block: int
+) -> None:
+    assert_input_comes_rounded(tools, torch.device("cuda"), block)
 
 
 def test_a_recorded_graph_gives_the_same_bits(tools: Toolbox) -> None:

@@ -16,7 +16,6 @@ from relight.base.formats import (
 from relight.kernels import hyper
 from relight.kernels.canary import check
 from relight.kernels.cuda_tools import VARIANTS
-from relight.kernels.experts.shared import RowShared
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
@@ -28,6 +27,7 @@ from relight.kernels.select import Selection
 from relight.kernels.store import put
 from relight.kernels.testing import FAMILIES, assert_bits_equal
 from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials_rounded import assert_input_comes_rounded
 from relight.kernels.trials_small import (
     EPS,
     compress_trials,
@@ -126,35 +126,7 @@ def test_streams_read_by_given_weights_have_the_bits_of_the_definition(tools: To
 def test_what_products_read_comes_rounded_as_they_would_round_it(
     tools: Toolbox, block: int
 ) -> None:
-    """From the norm, the streams and the gate, with a row that is not finite, and bits of values as
-    without."""
-    boundary, count = boundary_of(tools), 3
-    x = randoms(count, 512, device=CPU, dtype=boundary)
-    x[0, :256] *= 1e-9
-    x[1, 130] = float("nan")
-    fn, base, scale, norm = torch.randn(24, 2048), torch.rand(24), torch.rand(3), torch.rand(512)
-    streams, pre = x.unsqueeze(1).repeat(1, 4, 1), torch.rand(count, 4)
-    streamed, vectors, shared = RowHyper(tools), RowVectors(tools), RowShared(tools)
-
-    def read(block: int = 0) -> torch.Tensor:
-        given, many = (streams, fn, base, scale, pre, norm), {"eps": EPS, "norm_eps": EPS}
-        return streamed.mix_and_read(*given, iterations=3, **many, act_block=block)[1]
-
-    ways = (
-        lambda block=0: vectors.norm(x, norm, EPS, block),
-        read,
-        lambda block=0: shared.swiglu(x, x.flip(0), 10.0, block),
-    )
-    for number, way in enumerate(ways):
-        plain, made = way(), way(block)
-        assert_bits_equal(made, plain, f"{number}")
-        codes, scales = tools.quantise(made, block)
-        assert codes is tools.quantise(made, block)[0], "it was not handed over"
-        wanted, wanted_scales = tools.quantise(plain, block)
-        assert wanted is not tools.quantise(plain, block)[0]
-        assert_bits_equal(codes, wanted, f"{number}")
-        assert_bits_equal(scales, wanted_scales, f"{number}")
-        assert tools.quantise(made, 160 - block)[1].shape != scales.shape
+    assert_input_comes_rounded(tools, CPU, block)
 
 
 def test_norms_have_the_bits_of_the_definition(tools: Toolbox) -> None:
