@@ -20,7 +20,7 @@ struct Served {
   int pair[MOST];
 };
 
-// Every warp fills a copy of its own. True if this block works. Read past L1, which may be older than the ids, since nobody has
+// Every warp fills a copy of its own. True if this block works. Read past L1, which may be older than the ids where nobody has
 // waited yet; and all at once, since each wait is a tenth of what a block takes.
 D bool serves(const i64* ids, int pairs, Served& served) {
   constexpr int SEEN = 4;  // rounds of 32 pairs
@@ -73,7 +73,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   __shared__ Served all[WARPS];
   __shared__ Staged staged[WARPS];
   Served& served = all[warp_id()];
-  if (!serves(ids, pairs, served)) return;  // the ids are older than the kernel before, which rounds x
+  wait_for_previous();  // x comes rounded, so the kernel before may be the one that chose the ids
+  if (!serves(ids, pairs, served)) return;
   const int begin = blockIdx.x * tiles * BLOCK_ROWS, end = min(begin + tiles * BLOCK_ROWS, I);
   const i64 row = served.expert * I + begin + my_row();
   const i64 at = row * ROW_BYTES + my_k() / 2 + 16 * lane_quarter(), scale_at = row * SCALE_ROW + my_k() / 32;
@@ -87,7 +88,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   for (int base = 0; base < served.count; base += TOKENS) {
     aim(o, served, base, x, sx, slots);
     flow.begin(o, (end - begin) / BLOCK_ROWS);
-    if (base == 0) wait_for_previous();
     flow.stage(o, staged[warp_id()]);
     for (int n0 = begin; n0 < end; n0 += BLOCK_ROWS, turn ^= 1) {
       flow.sum(o, staged[warp_id()], sums[turn]);
@@ -103,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   }
 }
 #else
-// w [E, N, K / 2] with scales [E, N, K / 32]; x [P, K] E4M3 with sx [P, K / BLOCK], of ROUNDS float32 and no sx. d [P, N]: a row for each pair. A block has
-// `tiles` times BLOCK_ROWS of N.
+// w [E, N, K / 2] with scales [E, N, K / 32]; x [P, K] E4M3 with sx [P, K / BLOCK], of ROUNDS float32 and no sx. d [P, N]: a row for
+// each pair. A block has `tiles` times BLOCK_ROWS of N.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     step_down(const u8* __restrict__ w, const u8* __restrict__ ws, const u8* x, const float* sx, const i64* ids, float* d, int pairs,
               int N, int tiles) {

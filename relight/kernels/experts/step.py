@@ -59,9 +59,11 @@ class StepExperts:
         assert isinstance(w1, StackedFp4)
         assert isinstance(w3, StackedFp4)
         assert isinstance(w2, StackedFp4)
+        codes, scales = self._tools.quantise(x, w1.act_block)
         parts = [
             self._few(
-                x[at : at + cuda.MOST_TOKENS],
+                codes[at : at + cuda.MOST_TOKENS],
+                scales[at : at + cuda.MOST_TOKENS],
                 ids[at : at + cuda.MOST_TOKENS].contiguous(),
                 weights[at : at + cuda.MOST_TOKENS].contiguous(),
                 (w1, w3, w2),
@@ -76,7 +78,8 @@ class StepExperts:
 
     def _few(
         self,
-        x: Tensor,
+        codes: Tensor,
+        scales: Tensor,
         ids: Tensor,
         route: Tensor,
         stacks: tuple[StackedFp4, StackedFp4, StackedFp4],
@@ -86,8 +89,7 @@ class StepExperts:
         tools, (w1, w3, w2) = self._tools, stacks
         (rows, slots), pairs = ids.shape, ids.numel()
         inner, width = w1.data.shape[1], w2.data.shape[1]
-        codes, scales = tools.quantise(x, w1.act_block)
-        hidden = torch.empty((pairs, inner), dtype=torch.float32, device=x.device)
+        hidden = scales.new_empty((pairs, inner))
         launch, walk = tools.load_walk(cuda.gate_up(tools.form, width, bf16, w1.act_block))
         tiles = cuda.tiles_of_block(rows)
         launch(
@@ -110,7 +112,7 @@ class StepExperts:
         tokens: tuple[Tensor, Tensor | None] = hidden, None
         if not cuda.rounds(tools.form):
             tokens = tools.quantise(hidden, w2.act_block)
-        down = torch.empty((rows, slots, width), dtype=torch.float32, device=x.device)
+        down = scales.new_empty((rows, slots, width))
         launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block))
         grid = (-(-width // (walk.block_rows * tiles)), pairs)
         launch(grid, w2.data, w2.scale, *tokens, ids, down, pairs, width, tiles)
