@@ -112,6 +112,7 @@ class _Emulator:
         self._folder = folder
         self._asked: Kernel | None = None
         self._changed: list[tuple[int, int]] = []  # what the last kernel wrote
+        self._held: tuple[object, ...] = ()  # its arguments, so that nothing else lies there now
 
     def build(self, kernel: Kernel) -> Cubin:
         self._asked = kernel
@@ -128,6 +129,7 @@ class _Emulator:
             ranges = [_memory(one) for one in arguments if isinstance(one, Tensor)]
             problem, self._changed = go(grid, threads, passed, ranges, self._changed)
             assert not problem, f"{name}, grid {grid}: {problem}"
+            self._held = arguments
 
         return launch
 
