@@ -2,18 +2,18 @@
 network."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from relight.base.proven import PROVEN
+from relight.base.proven import where
 from relight.kernels.build import builder
 from relight.kernels.device import architecture, is_at_least_volta
 from relight.kernels.launch import NoLauncher, cuda_launcher
 from relight.kernels.nvrtc import NoNvrtc, load
-from relight.kernels.select import AUTO, REFERENCE, Selection, Variant, choose
+from relight.kernels.select import AUTO, REFERENCE, Refusal, Selection, Variant, choose
 from relight.kernels.streams import side_stream
 from relight.kernels.toolbox import Toolbox
 
@@ -24,7 +24,7 @@ CORE = "cuda-core"
 ALL = (DEVICE, VOLTA, NVRTC, CORE)
 
 LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM = (
-    Variant(op, "step", "cuda", ALL, (op, "step") in PROVEN)
+    Variant(op, "step", "cuda", ALL, where(op, "step"))
     for op in (
         *("linear", "experts", "attend", "index"),
         *("hyper", "norm", "rope", "quant", "store", "compress", "route", "sample", "engram"),
@@ -32,7 +32,7 @@ LINEAR, EXPERTS, ATTEND, INDEX, HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE
 )
 SMALL = (HYPER, NORM, ROPE, QUANT, STORE, COMPRESS, ROUTE, SAMPLE, ENGRAM)
 GIVEN = {
-    one.op: Variant(one.op, "prefill", "cuda", ALL, (one.op, "prefill") in PROVEN)
+    one.op: Variant(one.op, "prefill", "cuda", ALL, where(one.op, "prefill"))
     for one in (LINEAR, EXPERTS, ATTEND, INDEX, *SMALL)
     if one is not SAMPLE
 }
@@ -45,11 +45,12 @@ Tell = Callable[[str], None]
 
 
 def supported(device: torch.device, tell: Tell, library: Path | None = None) -> set[str]:
-    """What is there of what variants need; `tell` hears why the device or NVRTC will not do."""
+    """What is there of what variants need, and the architecture of a CUDA device; `tell` hears why
+    the device or NVRTC will not do."""
     found: set[str] = set()
     if device.type != "cuda":
         return found
-    found.add(DEVICE)
+    found |= {DEVICE, architecture(device)}
     if not is_at_least_volta(device):
         tell(
             f"the device is {architecture(device)}, and kernels need {VOLTA} (a V100 is sm_70); "
@@ -77,15 +78,23 @@ class Chosen:
 
 def select(wish: str, device: torch.device, tell: Tell) -> Selection:
     """`wish` as `select.choose`. `tell` hears what is refused of what was asked for; of `auto` that
-    is what is proven, where there is a CUDA device."""
+    is what is proven anywhere, where there is a CUDA device."""
     wanted = [one for one in VARIANTS if wish not in (AUTO, REFERENCE) or one.proven]
     if wish == REFERENCE or not wanted or (wish == AUTO and device.type != "cuda"):
         return choose(wish, VARIANTS, ())
     selection = choose(wish, VARIANTS, supported(device, tell))
-    for refusal in selection.refused:
-        if refusal.variant in wanted:
-            tell(str(refusal))
+    for text in by_reason(one for one in selection.refused if one.variant in wanted):
+        tell(text)
     return selection
+
+
+def by_reason(refused: Iterable[Refusal]) -> Iterator[str]:
+    """A line for each reason."""
+    ops: dict[str, list[str]] = {}
+    for refusal in refused:
+        ops.setdefault(refusal.reason, []).append(refusal.variant.op)
+    for reason, names in ops.items():
+        yield f"kernels for {', '.join(dict.fromkeys(names))} do not run: {reason}"
 
 
 def choose_kernels(

@@ -2,7 +2,8 @@
 
 Every op has its torch definition, the reference, in both families. A variant is a faster form of
 one op in one family; it declares what it needs, and is chosen where all of that is there. A variant
-that no device has proven yet is chosen only where it is asked for by name (`--kernels cuda`).
+that no device has proven yet, or only one of another architecture, is chosen only where it is asked
+for by name (`--kernels cuda`).
 """
 
 from collections.abc import Collection, Iterable
@@ -37,7 +38,7 @@ class Variant:
     family: Family
     name: str
     needs: tuple[str, ...]
-    proven: bool = False  # a run on a device is committed under docs/gpu
+    proven: tuple[str, ...] = ()  # architectures that a run on is committed, under docs/gpu
 
     def __str__(self) -> str:
         return f"{self.op} ({self.family}) by {self.name}"
@@ -84,7 +85,8 @@ class Selection:
 
 def choose(wish: str, variants: Iterable[Variant], supported: Collection[str]) -> Selection:
     """`wish` is `reference`, which forces the torch definitions; `auto`, which takes what is
-    proven; or the name of the variants to take. Of several that fit the first one is chosen."""
+    proven; or the name of the variants to take. Of several that fit the first one is chosen.
+    `supported` are capabilities, and the architecture of the device."""
     chosen: dict[tuple[str, Family], Variant] = {}
     refused: list[Refusal] = []
     for variant in variants:
@@ -109,5 +111,10 @@ def _objection(wish: str, variant: Variant, supported: Collection[str]) -> str:
         return (
             f"required: {', '.join(variant.needs)}; supported: {found}; "
             f"missing: {', '.join(missing)}"
+        )
+    if wish == AUTO and not any(arch in supported for arch in variant.proven):
+        return (
+            f"proven on {', '.join(variant.proven)} only "
+            f"(--kernels {variant.name} takes it all the same)"
         )
     return ""

@@ -18,7 +18,8 @@ from relight.kernels.nvrtc import NoNvrtc, Nvrtc
 from relight.kernels.select import Selection
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-PROVEN = replace(LINEAR, proven=True)
+PROVEN = replace(LINEAR, proven=("sm_90",))
+UNPROVEN = tuple(replace(one, proven=()) for one in VARIANTS if one != LINEAR)
 
 
 @pytest.fixture
@@ -45,9 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        cuda_tools, "VARIANTS", (PROVEN, *(one for one in VARIANTS if one != LINEAR))
-    )
+    monkeypatch.setattr(cuda_tools, "VARIANTS", (PROVEN, *UNPROVEN))
 
 
 def test_auto_takes_what_is_proven_and_says_nothing_of_the_rest(machine, proven, told) -> None:
@@ -57,12 +56,23 @@ def test_auto_takes_what_is_proven_and_says_nothing_of_the_rest(machine, proven,
     assert told == []
 
 
-def test_auto_asks_for_nothing_where_nothing_is_proven(machine, told) -> None:
-    unproven = [one for one in VARIANTS if not one.proven]
-    if len(unproven) < len(VARIANTS):
-        pytest.skip("some kernels are proven")
+def test_auto_asks_for_nothing_where_nothing_is_proven(machine, told, monkeypatch) -> None:
+    monkeypatch.setattr(cuda_tools, "VARIANTS", UNPROVEN)
     assert select("auto", CUDA, told.append).chosen == ()
     assert (machine.asked, told) == (0, [])
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 9), (10, 0)])
+def test_auto_is_the_reference_on_architectures_that_no_run_was_on(
+    machine, told, capability
+) -> None:
+    machine.capability = capability
+    chosen = choose_kernels("auto", CUDA, told.append)
+    assert (chosen.selection.chosen, chosen.tools) == ((), None)
+    (text,) = told
+    assert text.startswith("kernels for linear, experts, ")
+    assert text.endswith("do not run: proven on sm_90 only (--kernels cuda takes it all the same)")
+    assert choose_kernels("cuda", CUDA, told.append).selection.chosen == VARIANTS
 
 
 @pytest.mark.parametrize("where", [CPU, torch.device("mps")])
@@ -100,12 +110,13 @@ def test_a_launcher_that_fails_leaves_the_reference(machine, proven, told, monke
 
 def test_what_is_called_proven_was_checked_on_a_device() -> None:
     """And is committed with its result."""
-    proven = {(one.op, one.family) for one in VARIANTS if one.proven}
-    assert proven == PROVEN_ROWS
+    proven = {(arch, one.op, one.family) for one in VARIANTS for arch in one.proven}
+    assert proven == {(arch, *rows) for arch, all_rows in PROVEN_ROWS.items() for rows in all_rows}
     file = Path(__file__).parents[2] / "docs" / "gpu" / "step_kernels.json"
     checks = json.loads(file.read_text(encoding="utf-8"))["checks"] if proven else []
     good = {
-        key: [one["good"] for one in checks if (one["op"], one["family"]) == key] for key in proven
+        key: [one["good"] for one in checks if (one["form"], one["op"], one["family"]) == key]
+        for key in proven
     }
     assert all(found and all(found) for found in good.values()), good
 
@@ -120,7 +131,7 @@ def test_the_folder_of_kernels_is_the_one_that_was_asked_for(
 
 
 def test_all_is_there_where_it_is(machine, told) -> None:
-    assert supported(CUDA, told.append) == set(cuda_tools.ALL)
+    assert supported(CUDA, told.append) == {*cuda_tools.ALL, "sm_90"}
     assert supported(CPU, told.append) == set()
 
 

@@ -4,7 +4,7 @@ from relight.kernels.canary import Trial, check
 from relight.kernels.select import OPS, Selection, Variant, choose
 
 FAST = Variant("linear", "step", "cuda", ("CUDA", "sm_70", "FP8 blocks of 128"))
-PROVEN = Variant("experts", "step", "cuda", ("CUDA",), proven=True)
+PROVEN = Variant("experts", "step", "cuda", ("CUDA",), proven=("sm_70",))
 ALL = ("CUDA", "sm_70", "FP8 blocks of 128")
 
 
@@ -21,6 +21,14 @@ def test_what_is_not_proven_runs_only_where_it_is_asked_for() -> None:
     assert asked.variant("linear", "step") == "cuda"
     assert asked.variant("linear", "prefill") == "reference"
     assert "linear:reference/cuda" in str(asked)
+
+
+def test_what_is_proven_elsewhere_is_not_proven_here() -> None:
+    newer = ("CUDA", "sm_90")
+    assert choose("auto", [PROVEN], newer).chosen == ()
+    (refusal,) = choose("auto", [PROVEN], newer).refused
+    assert refusal.reason == "proven on sm_70 only (--kernels cuda takes it all the same)"
+    assert choose("cuda", [PROVEN], newer).chosen == (PROVEN,)
 
 
 def test_a_refusal_names_what_is_required_supported_and_missing() -> None:

@@ -96,18 +96,9 @@ def refused(device: torch.device) -> list[Finding]:
     if device.type != "cuda":
         return []
     heard: list[str] = []
-    selection = select(LINEAR.name, device, heard.append)
-    ops: dict[str, list[str]] = {}
-    for refusal in selection.refused:
-        ops.setdefault(refusal.reason, []).append(refusal.variant.op)
-    each = set(map(str, selection.refused))
-    told = [text for text in heard if text not in each]
-    told += [
-        f"kernels for {', '.join(dict.fromkeys(names))} cannot run: {why}"
-        for why, names in ops.items()
-    ]
+    select(LINEAR.name, device, heard.append)
     remedy = INSTALL if is_at_least_volta(device) else "nothing to do: the model runs without them"
-    return [Finding(text, remedy) for text in told]
+    return [Finding(text, remedy) for text in heard]
 
 
 def findings(machine: Machine) -> tuple[Finding, ...]:
@@ -157,13 +148,14 @@ def _memory(machine: Machine) -> list[Finding]:
 
 def _speed(machine: Machine) -> list[Finding]:
     if machine.accelerators and machine.torch_build.startswith("CUDA"):
-        new = dict.fromkeys(variant.op for variant in VARIANTS if not variant.proven)
+        here = {f"sm_{one.capability.replace('.', '')}" for one in machine.accelerators}
+        new = dict.fromkeys(one.op for one in VARIANTS if not here.issubset(one.proven))
         if not new:
             return []
         return [
             Finding(
                 f"kernels for {', '.join(new)} run only if they are asked for: "
-                "no run on a device has proven them yet",
+                f"no run on {', '.join(sorted(here))} has proven them yet",
                 "--kernels cuda builds them and tries each beside its torch definition before it "
                 "runs; do not judge speed by this version without it",
             )

@@ -129,5 +129,6 @@ def test_settings_survive_the_process_boundary() -> None:
 
 def test_help_says_which_kernels_are_proven() -> None:
     assert f"a device has proven, {which()};" in KNOBS["kernels"].help
-    assert which(()) == "of which there are none yet"
-    assert which({("norm", "step"), ("linear", "step")}) == "those of linear (step), norm (step)"
+    assert which({}) == which({"sm_70": ()}) == "of which there are none yet"
+    rows = {("norm", "step"), ("linear", "step"), ("linear", "prefill")}
+    assert which({"sm_70": rows}) == "those of linear, norm (step) on sm_70"

@@ -61,12 +61,14 @@ def test_kernels_are_offered_only_where_there_are_some() -> None:
     def remedies(**changes: object) -> str:
         return "\n".join(f.remedy for f in findings(msgspec.structs.replace(PLAIN, **changes)))
 
-    device = Accelerator("cuda:0", "H200", "9.0", 141 * GIB, 139 * GIB)
+    proven = Accelerator("cuda:0", "H200", "9.0", 141 * GIB, 139 * GIB)
+    assert "--kernels" not in remedies(accelerators=(proven,), torch_build="CUDA 13.0")
+    device = Accelerator("cuda:0", "A100", "8.0", 80 * GIB, 79 * GIB)
     cuda = remedies(accelerators=(device,), torch_build="CUDA 13.0")
     assert "--kernels cuda builds them and tries each" in cuda
-    assert "kernels for linear, experts" in problems(
-        accelerators=(device,), torch_build="CUDA 13.0"
-    )
+    found = problems(accelerators=(device,), torch_build="CUDA 13.0")
+    assert "kernels for linear, experts" in found
+    assert "no run on sm_80 has proven them" in found
     other = Accelerator("cuda:0", "MI300X", "9.4", 192 * GIB, 190 * GIB)
     assert "--kernels" not in remedies(accelerators=(other,), torch_build="ROCm 6.4")
     assert "no fast kernels for the CPU" in problems()
