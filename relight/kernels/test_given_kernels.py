@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROWS = 2500
+BY_GROUPS = 1e-3  # of E4M3 by E4M3, which warp groups sum with some 14 bits
 CUTS = (1, 2, 31, 32, 33, 64, 65, 127, 128, 129, 1000, 2048)
 
 
@@ -34,11 +35,12 @@ def packed(tools: Toolbox, outputs: int, inner: int, block: int) -> Case:
     fast, w = GivenLinear(tools), fp8_weight(outputs, inner, torch.device("cuda"), block)
     if not fast.takes(torch.empty(0), w, quantised=True):
         pytest.skip("not taken by this form")
+    coarse = tools.form.groups and block == 128
     return Case(
         lambda x: fast.linear(x, w, F32),
         lambda x: fp8_round(x, block).double() @ exact(w).T,
         tokens(ROWS, inner, torch.device("cuda"), F32),
-        TO_F32,
+        BY_GROUPS if coarse else TO_F32,
     )
 
 
@@ -128,7 +130,7 @@ def test_tiles_of_both_sizes_give_the_same_bits(device_tools: Toolbox) -> None:
     """Which one is taken hangs on the number of blocks."""
     w = fp8_weight(512, 4096, torch.device("cuda"))
     x = tokens(300, 4096, torch.device("cuda"), F32)
-    assert ENOUGH_BLOCKS > 4 * 5
+    assert ENOUGH_BLOCKS > 8 * 5
     wide, narrow = GivenLinear(device_tools, enough_blocks=1), GivenLinear(device_tools)
     assert_bits_equal(wide.linear(x, w, F32), narrow.linear(x, w, F32))
 

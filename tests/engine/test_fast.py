@@ -12,6 +12,7 @@ from relight.kernels.canary import Trial
 from relight.kernels.codec import DenseWeight, StackedFp4
 from relight.kernels.cuda_tools import EXPERTS, GIVEN, HYPER, LINEAR, ROUTE, Chosen
 from relight.kernels.experts import Experts
+from relight.kernels.forms import form_of
 from relight.kernels.select import Refusal, Selection, Variant
 
 CPU = torch.device("cpu")
@@ -108,7 +109,8 @@ def test_weights_with_kernels_for_prompts_are_named() -> None:
 
 
 def test_products_of_prompts_have_kernels_of_their_own() -> None:
-    chosen = Chosen(Selection((GIVEN_LINEAR,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
+    tools = SimpleNamespace(side=None, form=form_of("sm_90"))
+    chosen = Chosen(Selection((GIVEN_LINEAR,)), tools)  # type: ignore[arg-type]
     weights = (DenseWeight(torch.zeros(16, 192, dtype=torch.bfloat16)), torch.zeros(3))
     (head, _), selection, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
     assert head.given is not None

@@ -81,12 +81,12 @@ class GivenLinear:
     """The prefill family of `linear` and `grouped` for weights without an `objection`."""
 
     def __init__(
-        self, tools: Toolbox, enough_blocks: int = ENOUGH_BLOCKS, *, groups: bool = False
+        self, tools: Toolbox, enough_blocks: int = ENOUGH_BLOCKS, *, groups: bool | None = None
     ) -> None:
-        """`groups`: warps multiply in groups of four, which decides bits."""
+        """`groups`: warps multiply in groups of four, which decides bits; None: where they can."""
         self._tools = tools
         self._enough_blocks = enough_blocks
-        self._groups = groups
+        self._groups = tools.form.groups if groups is None else groups
 
     def takes(self, x: Tensor, w: Weight, quantised: bool) -> bool:
         """Whether this call is one of those: the same for all rows of a call site."""
@@ -175,6 +175,8 @@ def kernels(form: Form) -> list[Kernel]:
     return [
         product(form, tile, boundary).kernel
         for *what, boundary in kinds
-        for groups in (False, True)[: 1 + form.groups]
-        for tile in (wide_tile(form, *what, groups=groups), narrow_tile(*what, groups=groups))
+        for tile in (
+            wide_tile(form, *what, groups=form.groups),
+            narrow_tile(*what, groups=form.groups),
+        )
     ]

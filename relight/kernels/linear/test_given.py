@@ -60,13 +60,31 @@ def test_tiles_cover_all_rows_and_outputs_once() -> None:
         (8000, 1000, "128 x 64", 8 * 125),
     ):
         made, noting = tools()
-        y = GivenLinear(made).multiply(torch.zeros(rows, 128), None, fp8(outputs, 128), BF16)
+        fast = GivenLinear(made, groups=False)
+        y = fast.multiply(torch.zeros(rows, 128), None, fp8(outputs, 128), BF16)
         assert y.shape == (rows, outputs)
         assert y.dtype == BF16
         ((kernel, grid, arguments),) = noting.launched
         assert tile in kernel.name
         assert grid == (count, 1)
         assert arguments[5:] == (rows, outputs, 128, 128, outputs)
+
+
+def test_warp_groups_multiply_where_a_device_has_them() -> None:
+    for rows, w, tile, count in (
+        (2, fp8(512, 128), "fp8 by 128 by groups in 64 x 32", 8),
+        (8000, fp8(512, 128), "fp8 by 128 by groups in 64 x 128", 8 * 63),
+        (8000, fp8(512, 128, 32), "fp8 by 32 x bf16 by groups in 128 x 128", 4 * 63),
+        (8000, dense(512, 128), "bf16 by groups in 128 x 128", 4 * 63),
+    ):
+        made, noting = tools()
+        GivenLinear(made).linear(torch.zeros(rows, 128, dtype=BF16), w, BF16)
+        kernel, grid, _ = noting.launched[-1]
+        assert tile in kernel.name
+        assert grid == (count, 1)
+    made, noting = tools("sm_89")
+    GivenLinear(made).linear(torch.zeros(2, 128), fp8(512, 128), BF16)
+    assert "groups" not in noting.launched[-1][0].name
 
 
 def test_groups_read_their_own_columns() -> None:
