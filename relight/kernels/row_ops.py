@@ -27,7 +27,7 @@ Branch = Literal["keys", "index keys", "queries", "shared"]
 "index keys" on a third, where compressors of their own make them; "queries", those of heads, beside
 the selection by those of the indexer; "shared", the shared expert beside the routed ones."""
 
-BESIDE: frozenset[Branch] = frozenset(("keys", "queries", "shared"))
+BESIDE: frozenset[Branch] = frozenset(("keys", "index keys", "queries", "shared"))
 
 Beside = TypeVar("Beside")
 Here = TypeVar("Here")
