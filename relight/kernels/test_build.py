@@ -162,7 +162,9 @@ def test_a_block_gets_the_shared_memory_it_asks_for() -> None:
         dense = (*linear.V4_BF16, *linear.V41_BF16, 192)
         walks += [linear.bf16_walk(form, k, t) for k in dense for t in (1, 2)]
         walks += [experts.gate_up_walk(form, k) for k in (4096, 5120, 384)]
-        walks += [experts.down_walk(form, k) for k in (2048, 2304, 128)]
+        walks += [
+            experts.down_walk(form, k, few=f) for k in (2048, 2304, 128) for f in (False, True)
+        ]
         for walk in walks:
             sums = walk.slices * walk.row_warps * 16 * walk.tiles * 17 * 4
             assert walk.ring_bytes + sums <= form.shared_limit, (arch, walk)
@@ -171,6 +173,7 @@ def test_a_block_gets_the_shared_memory_it_asks_for() -> None:
 
 def test_the_cut_of_k_is_one_for_any_number_of_rows() -> None:
     """Or rows would depend on their company: only the tile of tokens may vary."""
+    from relight.kernels.experts import cuda as experts
     from relight.kernels.linear import cuda as linear
 
     for arch in ARCHITECTURES:
@@ -180,6 +183,9 @@ def test_the_cut_of_k_is_one_for_any_number_of_rows() -> None:
                 assert len({linear.fp8_walk(form, k, t, block=block).slices for t in (1, 2)}) == 1
         for k in (*linear.V4_BF16, *linear.V41_BF16):
             assert len({linear.bf16_walk(form, k, t).slices for t in (1, 2)}) == 1
+        for k in (*experts.V4_WIDTHS, *experts.V41_WIDTHS):
+            walks = [experts.down_walk(form, k, few=few) for few in (False, True)]
+            assert len({(walk.slices, walk.block_rows) for walk in walks}) == 1
 
 
 def test_units_are_whole_and_no_more_than_are_unrolled() -> None:

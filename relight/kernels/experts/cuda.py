@@ -26,6 +26,11 @@ L2_FETCH = ".L2::128B"
 """A unit is half a line of each row; the other half is asked for next, and may come with it."""
 
 
+FEW_ROWS = 2
+"""Of V4 their down product is 384 blocks, which an H200 holds at once by three a processor, so each
+may ask for all of its tile."""
+
+
 def tiles_of_block(rows: int) -> int:
     """How many tiles a block walks: few, where there are few blocks for a device to share evenly;
     more, where a block's beginning is what counts."""
@@ -47,12 +52,15 @@ def gate_up_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
     return replace(found, tiles=2, paired=True, block=act_block)
 
 
-def down_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
+def down_walk(form: Form, inner: int, act_block: int = 128, *, few: bool = False) -> Walk:
+    """`few`: of `FEW_ROWS` at most, which decides no bits."""
     found, modern = _ruled(form, inner), form.number == 80
     if inner == V4_WIDTHS[1]:
         old = Walk(4, inner, 4, ahead=1, min_blocks=2)
         blocks = 4 if form.early else 3
         found = Walk(4, inner, 4, tiles=2, min_blocks=blocks) if modern else old
+        if few and form.early:
+            found = replace(found, ahead=4, min_blocks=3)
     if inner == V41_WIDTHS[1]:
         old = Walk(4, inner, 3, row_warps=2, ahead=1, min_blocks=2)
         found = Walk(4, inner, 3, tiles=2, min_blocks=5) if modern else old
@@ -73,9 +81,12 @@ def gate_up(
     return _kernel("gate-up", "step_gate_up", form, walk, boundary_bf16, False), walk
 
 
-def down(form: Form, inner: int, boundary_bf16: bool, act_block: int = 128) -> tuple[Kernel, Walk]:
-    walk = down_walk(form, inner, act_block)
-    return _kernel("down", "step_down", form, walk, boundary_bf16, rounds(form)), walk
+def down(
+    form: Form, inner: int, boundary_bf16: bool, act_block: int = 128, *, few: bool = False
+) -> tuple[Kernel, Walk]:
+    walk = down_walk(form, inner, act_block, few=few)
+    what = "down" if walk == down_walk(form, inner, act_block) else "down of few rows"
+    return _kernel(what, "step_down", form, walk, boundary_bf16, rounds(form)), walk
 
 
 def objection_to_widths(width: int, inner: int) -> str:
@@ -107,5 +118,5 @@ def kernels(form: Form) -> list[Kernel]:
     found = []
     for (width, inner), block in zip((V4_WIDTHS, V41_WIDTHS), ACT_BLOCKS, strict=True):
         found.append(gate_up(form, width, form.bf16, block)[0])
-        found.append(down(form, inner, form.bf16, block)[0])
-    return found
+        found += [down(form, inner, form.bf16, block, few=few)[0] for few in (False, True)]
+    return list(dict.fromkeys(found))

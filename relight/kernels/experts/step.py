@@ -113,7 +113,8 @@ class StepExperts:
         if not cuda.rounds(tools.form):
             tokens = tools.quantise(hidden, w2.act_block)
         down = scales.new_empty((rows, slots, width))
-        launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block))
+        few = rows <= cuda.FEW_ROWS
+        launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block, few=few))
         grid = (-(-width // (walk.block_rows * tiles)), pairs)
         launch(grid, w2.data, w2.scale, *tokens, ids, down, pairs, width, tiles)
         return tools.sum_slots(down)
