@@ -121,7 +121,10 @@ def tried(tools: Toolbox, device: torch.device) -> Iterator[Case]:
         w, x = fp8_weight(outputs, inner, device), tokens(rows, inner, device, BF16)
         tokens_of = {1: tools.quantise(x), 2: (tools.round(x, 128), None)}
         for how, x_bytes, (row_warps, token_warps, *rest) in TRIED:
-            tile = Tile(8, x_bytes, 128, row_warps, token_warps, 2, *rest)
+            token_tiles, min_blocks, stages, turn = rest
+            tile = Tile(
+                8, x_bytes, 128, row_warps, token_warps, 2, token_tiles, min_blocks, stages, turn
+            )
             multiply = ByTile(tools, tile).multiply
             codes, scales = tokens_of[x_bytes]
             run = partial(multiply, codes, scales, w, BF16)
