@@ -134,13 +134,16 @@ def _arm(found: Found) -> str:
 
 def judge_step(found: Found) -> tuple[bool, str]:
     models = found.get("models", {})
-    layers = [
-        f"{name} {one['layer']} {one['rows']} rows at {one['context']:,}: {one['us']:.0f} µs"
+    words = [
+        f"{name} {one['layer']} {one['rows']} rows at {one['context']:,}"
+        f"{' on the same experts' if 'experts' in one else ''}: {one['us']:.0f} µs"
         for name, model in models.items()
         for one in model.get("layers", [])
-        if one.get("rows") == 1
+        if one["rows"] == 1 or "experts" in one
     ]
-    return bool(models) and found.get("finished") is True, "; ".join(layers)
+    words += [f"{name}: no time for {left}" for name, model in models.items()
+              for left in model.get("left", [])]  # fmt: skip
+    return bool(models) and found.get("finished") is True, "; ".join(words)
 
 
 def judge_sanitize(found: Found) -> tuple[bool, str]:

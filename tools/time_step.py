@@ -60,8 +60,11 @@ def main() -> None:
     for name, model in found["models"].items():
         for line in (*model["prefill"], *model["layers"], *model["ops"]):
             what = line.get("layer") or line["op"]
+            what += ", same experts" if "experts" in line else ""
             print(f"{name} {what}: {line['rows']} rows at {line['context']}: {line['us']} us, "
                   f"{line['share_of_stream']:.0%} of the stream")  # fmt: skip
+        for line in model["transformers"]:
+            print(f"{name} beside transformers' layer: {line}")
 
 
 if __name__ == "__main__":

@@ -125,11 +125,11 @@ def _print(found: dict[str, Any], size: str) -> None:
         ):
             rows = [_row(key, line) for line in lines]
             show.table(title, (key, *COLUMNS), rows, numbers=COLUMNS)
-        if peer := model.get("transformers"):
+        for peer in model["transformers"]:
             if "why_not" in peer:
                 show.line(f"transformers' layer was not timed: {peer['why_not']}")
             else:
-                where = f"1 row at {peer['context']:,}"
+                where = f"{peer['rows']:,} rows at {peer['context']:,}"
                 show.line(f"transformers' {peer['layer']} layer, {where}: {peer['us']:,.1f} µs")
         for note in model["notes"]:
             show.line(note)
@@ -139,7 +139,7 @@ def _print(found: dict[str, Any], size: str) -> None:
 
 def _row(key: str, line: dict[str, Any]) -> tuple[str, ...]:
     return (
-        line[key],
+        line[key] + (", same experts" if "experts" in line else ""),
         str(line["rows"]),
         f"{line['context']:,}",
         f"{line['us']:,.1f}",

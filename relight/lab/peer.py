@@ -2,11 +2,13 @@
 
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 VOCABULARY = 1024  # embedding and head are not timed
+WARM, READS = 2, 3  # runs that do not count, and how often a prompt is read for its time
 
 
 def wait(device: torch.device) -> None:
@@ -74,18 +76,24 @@ class Peer:
 
 
 def layer_times(
-    device: torch.device, context: int, num_experts: int, rounds: int
-) -> dict[str, Any]:
-    """Microseconds of one token through the layer, or why not: the library may be missing, or need
-    more memory than there is."""
+    device: torch.device, context: int, chunks: Sequence[int], num_experts: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Microseconds of one token through the layer and of prompts, or why not: the library may be
+    missing, or need more memory than there is."""
     try:
         peer = Peer(device, context, num_experts)
-        times = [1e3 * peer.step() for _ in range(rounds + 2)][2:]
+        yield _line(1, context, [peer.step() for _ in range(rounds + WARM)])
+        for rows in chunks:
+            yield _line(rows, 0, [peer.read(rows) for _ in range(READS + WARM)])
     except (ImportError, RuntimeError, ValueError) as error:
-        return {"why_not": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+        yield {"why_not": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+
+
+def _line(rows: int, context: int, milliseconds: Sequence[float]) -> dict[str, Any]:
+    times = [1e3 * one for one in milliseconds[WARM:]]
     return {
         "layer": "csa",
-        "rows": 1,
+        "rows": rows,
         "context": context,
         "us": round(statistics.median(times), 1),
         "least_us": round(min(times), 1),

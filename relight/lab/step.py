@@ -9,6 +9,7 @@ anew in each layer. All that is compared runs in turn.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from relight.lab.step_bench import (
     build,
     given_segment,
     made_segment,
+    same_experts,
 )
 from relight.lab.step_calls import Call, listening
 from relight.model.attention import addresses
@@ -38,6 +40,7 @@ from relight.model.network import Network
 from relight.model.transformer import Transformer
 
 Tell = Callable[[Found], None]
+Measured = Callable[[Bench, Segment, int], list[Found]]
 
 
 def measure(wanted: Wanted, device: torch.device, tell: Tell, command: str = "") -> Found:
@@ -60,8 +63,7 @@ def measure(wanted: Wanted, device: torch.device, tell: Tell, command: str = "")
         told: Found = {}
         models[name] = told
         bench = build(name, wanted, clock, roof, deadline_s, told)
-        for _ in _parts(bench, told):
-            tell(found)
+        _measure(bench, told, lambda: tell(found))
         told["left"] = bench.left
         del bench
         tell(found)
@@ -70,31 +72,49 @@ def measure(wanted: Wanted, device: torch.device, tell: Tell, command: str = "")
     return found
 
 
-def _parts(bench: Bench, told: Found) -> Iterator[None]:
-    wanted = bench.wanted
-    first = min(wanted.widths)
-    for rows in wanted.chunks:  # before the many widths and contexts, which take all time there is
-        if bench.in_time(f"a chunk of {rows}"):
-            told["prefill"] += layers(bench, given_segment(bench.runner, rows), 0)
-            yield
-    for context in sorted(wanted.contexts, key=lambda one: (one != wanted.context, one)):
-        for rows in wanted.widths:
-            if not bench.in_time(f"{rows} rows at {context}"):
-                continue
-            segment = made_segment(bench.runner, rows, context)
-            told["layers"] += layers(bench, segment, context)
-            if context == wanted.context or rows == first:
-                told["ops"] += ops(bench, segment, context)
-            yield
-    comparable = bench.config.generation == "v4" and wanted.peers and not wanted.small
-    if comparable and bench.in_time("transformers' layer"):
-        device, experts = bench.clock.device, bench.config.num_experts
-        told["transformers"] = layer_times(device, wanted.context, experts, wanted.rounds)
-        yield
+def _measure(bench: Bench, told: Found, tell: Callable[[], None]) -> None:
+    for job in jobs(bench):
+        if bench.in_time(job.what):
+            for line in job.lines():
+                told[job.key].append(line)
+                tell()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Some lines, and the list that they belong to."""
+
+    what: str
+    key: str
+    lines: Callable[[], Iterable[Found]]
+
+
+def jobs(bench: Bench) -> Iterator[Job]:
+    """What is asked for most comes first, since time may end: few rows and prompts of the usual
+    lengths, the peer, other widths and contexts, ops."""
+    wanted, usual = bench.wanted, bench.wanted.context
+    contexts = sorted(wanted.contexts, key=lambda one: one != usual)
+    cases = [(rows, context) for context in contexts for rows in wanted.widths]
+    first = [(rows, usual) for rows in wanted.first if (rows, usual) in cases]
+    for rows, context in first:
+        yield Job(f"{rows} rows at {context}", "layers", partial(_made, bench, rows, context))
+    if first and first[-1][0] == wanted.first[-1]:
+        rows = wanted.first[-1]
+        yield Job(f"{rows} rows on the same experts", "layers", partial(_made_on_same, bench, rows))
     for rows in wanted.chunks:
-        if bench.in_time(f"ops of a chunk of {rows}"):
-            told["ops"] += ops(bench, given_segment(bench.runner, rows), 0)
-            yield
+        yield Job(f"a chunk of {rows}", "prefill", partial(_given, bench, rows))
+    if bench.config.generation == "v4" and wanted.peers and not wanted.small:
+        given = (bench.clock.device, usual, wanted.chunks, bench.config.num_experts, wanted.rounds)
+        yield Job("transformers' layer", "transformers", partial(layer_times, *given))
+    for rows, context in cases:
+        if (rows, context) not in first:
+            yield Job(f"{rows} rows at {context}", "layers", partial(_made, bench, rows, context))
+    for rows, context in cases:
+        if context == usual or rows == min(wanted.widths):
+            what = f"ops of {rows} rows at {context}"
+            yield Job(what, "ops", partial(_made, bench, rows, context, ops))
+    for rows in wanted.chunks:
+        yield Job(f"ops of a chunk of {rows}", "ops", partial(_given, bench, rows, ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +163,7 @@ def layers(bench: Bench, segment: Segment, context: int) -> list[Found]:
     """Times of a step and of a layer of each kind."""
     with torch.inference_mode():
         some = parts(bench, segment)
-        heard = {part.name: _hear(part) for part in some}
+        nbytes = {part.name: sum(call.nbytes for call in _hear(part)) for part in some}
         runs = {part.name: _prepared(bench, segment, part.run) for part in some}
         times = bench.clock.measure(runs, bench.wanted.rounds)
     return [
@@ -152,10 +172,23 @@ def layers(bench: Bench, segment: Segment, context: int) -> list[Found]:
             segment.family,
             {"layer": part.name, "rows": segment.num_rows, "context": context},
             times[part.name].shared(part.count),
-            sum(call.nbytes for call in heard[part.name]) / part.count,
+            nbytes[part.name] / part.count,
         )
         for part in some
     ]
+
+
+def _made(bench: Bench, rows: int, context: int, of: Measured = layers) -> list[Found]:
+    return of(bench, made_segment(bench.runner, rows, context), context)
+
+
+def _made_on_same(bench: Bench, rows: int) -> list[Found]:
+    with same_experts(bench.network):
+        return [{**one, "experts": "same"} for one in _made(bench, rows, bench.wanted.context)]
+
+
+def _given(bench: Bench, rows: int, of: Measured = layers) -> list[Found]:
+    return of(bench, given_segment(bench.runner, rows), 0)
 
 
 def _hear(part: Part) -> list[Call]:
@@ -210,7 +243,7 @@ def _flops(call: Call) -> float:
     if call.weight is None or call.x is None:
         return 0.0
     outputs, inner = call.weight.shape
-    return float(2 * outputs * inner * (call.x.numel() // call.x.shape[-1]))
+    return float(2 * outputs * inner * call.x.shape[0])  # of groups, each row meets its own part
 
 
 def _peers(kinds: dict[str, list[Call]]) -> Iterator[tuple[str, Callable[[], None]]]:

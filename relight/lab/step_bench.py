@@ -2,7 +2,8 @@
 timing."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +27,19 @@ from relight.model.network import Network, network
 Found = dict[str, Any]
 PEER_BYTES = 16 * 2**30
 """Of weights that are unpacked for a peer."""
+FAR = 1000.0
+"""Above all scores of a router."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What is measured. `layers` 0: as many as fit. The op tables are of all widths at `context`
-    and of the first width at the others."""
+    and of the least width at the others. `first` are the widths that come before all else, the last
+    of them once more with all rows on the same experts."""
 
     models: Sequence[str] = tuple(SIZES)
     widths: Sequence[int] = (1, 2, 4, 6, 8, 16)
+    first: Sequence[int] = (1, 6)
     contexts: Sequence[int] = (1024, 8192, 32768, 131072)
     context: int = 8192
     chunks: Sequence[int] = (2048,)
@@ -46,8 +51,8 @@ class Wanted:
     peers: bool = True
 
 
-SMALL = Wanted(widths=(1, 2), contexts=(256,), context=256, chunks=(64,), layers=4, rounds=2,
-               small=True)  # fmt: skip
+SMALL = Wanted(widths=(1, 2), first=(1, 2), contexts=(256,), context=256, chunks=(64,), layers=4,
+               rounds=2, small=True)  # fmt: skip
 
 
 @dataclass
@@ -103,6 +108,7 @@ def build(
         layers=[],
         ops=[],
         prefill=[],
+        transformers=[],
     )
     return Bench(wanted, config, runner, clock, roof, deadline_s)
 
@@ -131,3 +137,21 @@ def given_segment(runner: Runner, rows: int) -> Segment:
     vocab = runner.model.config.vocab_size
     tokens = tuple(i * 997 % vocab for i in range(rows))
     return runner.batch.segment("prefill", [Rows(0, 0, tokens, sample=True)])
+
+
+@contextmanager
+def same_experts(net: Network) -> Iterator[None]:
+    """Meanwhile all rows choose the same experts of a layer, others in each, by its bias, which
+    tells nothing of their weights."""
+    config, kept = net.config, []
+    for block in net.blocks:
+        bias = block.moe.weights.router.bias
+        assert bias is not None, "a table of tokens chooses here"
+        kept.append((bias, bias.clone()))
+        chosen = torch.randperm(config.num_experts)[: config.experts_per_token]
+        bias[chosen.to(bias.device)] += FAR
+    try:
+        yield
+    finally:
+        for bias, before in kept:
+            bias.copy_(before)

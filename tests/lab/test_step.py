@@ -1,7 +1,11 @@
 """The step benchmark on a processor, at a small size."""
 
 import json
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +16,24 @@ from relight.base.official import V4_FLASH, V41_FLASH
 from relight.base.tensors import backbone_tensors
 from relight.cli.main import app
 from relight.kernels import linear, store
-from relight.kernels.codec import DenseWeight
+from relight.kernels.codec import DenseWeight, Fp8Weight
+from relight.kernels.experts import Experts
 from relight.kernels.rows import Rows
 from relight.lab.clock import Clock
 from relight.lab.machine import device_name
+from relight.lab.peer import layer_times
 from relight.lab.random_model import cut, narrow, random_weights
-from relight.lab.step import measure
-from relight.lab.step_bench import SMALL
+from relight.lab.roof import Roof
+from relight.lab.step import jobs, measure
+from relight.lab.step_bench import (
+    SMALL,
+    Bench,
+    Found,
+    build,
+    given_segment,
+    made_segment,
+    same_experts,
+)
 from relight.lab.step_calls import listening, moved_bytes
 
 CPU = torch.device("cpu")
@@ -39,6 +54,8 @@ def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
     assert found["command"].split()[0] == "relight"
     v4, v41 = found["models"]["v4-flash"], found["models"]["v4.1-flash"]
     assert {line["layer"] for line in v4["layers"]} == {"step", "draw", "csa", "hca"}
+    same = [(line["layer"], line["rows"]) for line in v4["layers"] if "experts" in line]
+    assert same == [("step", 2), ("draw", 2), ("csa", 2), ("hca", 2)]
     assert {line["layer"] for line in v41["layers"]} == {"step", "draw"}
     for model in (v4, v41):
         assert {line["rows"] for line in model["layers"]} == {1, 2}
@@ -53,13 +70,112 @@ def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
 
 def test_what_there_is_no_time_for_is_named() -> None:
     told: list[bool] = []
-    from dataclasses import replace
-
     wanted = replace(SMALL, models=("v4-flash",), seconds=-1.0)
     found = measure(wanted, CPU, lambda found: told.append(found["finished"]))
     assert not found["finished"]
-    assert "1 rows at 256" in found["models"]["v4-flash"]["left"]
+    assert found["models"]["v4-flash"]["left"][0] == "1 rows at 256"
     assert told == [False, False]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    wanted = replace(SMALL, first=(1, 2), widths=(1, 2, 3), contexts=(64, 256), chunks=(32, 64))
+    return build("v4-flash", wanted, Clock(CPU), Roof(1.0, 1.0, "", ""), math.inf, {})
+
+
+def test_lines_with_bars_come_first_and_ops_last(bench: Bench) -> None:
+    real = replace(bench, wanted=replace(bench.wanted, small=False))
+    assert [(job.key, job.what) for job in jobs(real)] == [
+        ("layers", "1 rows at 256"),
+        ("layers", "2 rows at 256"),
+        ("layers", "2 rows on the same experts"),
+        ("prefill", "a chunk of 32"),
+        ("prefill", "a chunk of 64"),
+        ("transformers", "transformers' layer"),
+        ("layers", "3 rows at 256"),
+        ("layers", "1 rows at 64"),
+        ("layers", "2 rows at 64"),
+        ("layers", "3 rows at 64"),
+        ("ops", "ops of 1 rows at 256"),
+        ("ops", "ops of 2 rows at 256"),
+        ("ops", "ops of 3 rows at 256"),
+        ("ops", "ops of 1 rows at 64"),
+        ("ops", "ops of a chunk of 32"),
+        ("ops", "ops of a chunk of 64"),
+    ]
+
+
+def test_each_line_is_told_when_it_is_there() -> None:
+    wanted = replace(SMALL, models=("v4-flash",), widths=(1,), chunks=(), layers=2, peers=False)
+    seen: list[int] = []
+
+    def tell(found: Found) -> None:
+        one = found["models"]["v4-flash"]
+        seen.append(len(one["layers"]) + len(one["ops"]))
+
+    measure(wanted, CPU, tell)
+    assert seen[:-2] == list(range(1, seen[-1] + 1))
+
+
+@pytest.mark.parametrize("family", ["step", "prefill"])
+def test_all_products_of_a_step_are_heard_also_in_branches(bench: Bench, family: str) -> None:
+    """Those of the indexer, too: rows see more entries than are selected."""
+    runner = bench.runner
+    segment = made_segment(runner, 2, 256) if family == "step" else given_segment(runner, 256)
+    with torch.inference_mode(), listening() as heard:
+        bench.network.forward(segment, runner.states)
+    multiplied = {call.weight.data.data_ptr() for call in heard if call.weight is not None}
+    layers = bench.network.weights.layers
+    products = [w for layer in layers for w in weights_of(layer) if not isinstance(w, Experts)]
+    assert {w.data.data_ptr() for w in products} <= multiplied
+    assert [call.kind.split()[0] for call in heard].count("experts") == len(layers)
+
+
+def weights_of(node: object) -> Iterator[Any]:
+    if isinstance(node, DenseWeight | Fp8Weight | Experts):
+        yield node
+    elif is_dataclass(node):
+        for one in fields(node):
+            yield from weights_of(getattr(node, one.name))
+
+
+def test_rows_on_the_same_experts_choose_alike_and_biases_come_back(bench: Bench) -> None:
+    biases = [block.moe.weights.router.bias for block in bench.network.blocks]
+    before = [bias.clone() for bias in biases]
+    segment = made_segment(bench.runner, 3, 256)
+    with torch.inference_mode(), same_experts(bench.network):
+        with listening() as heard:
+            bench.network.forward(segment, bench.runner.states)
+        routed = [call.run()[0] for call in heard if call.kind.startswith("route")]
+    assert len(routed) == len(biases)
+    assert all(torch.equal(ids, ids[:1].expand_as(ids)) for ids in routed)
+    assert all(torch.equal(bias, old) for bias, old in zip(biases, before, strict=True))
+
+
+class OneLayer:
+    """A millisecond faster with each step, without room for prompts of more than 100 tokens."""
+
+    def __init__(self, *_: object) -> None:
+        self.step_ms = 10.0
+
+    def step(self) -> float:
+        self.step_ms -= 1
+        return self.step_ms
+
+    def read(self, rows: int) -> float:
+        if rows > 100:
+            raise torch.OutOfMemoryError("no room")
+        return 50.0
+
+
+def test_the_peers_step_and_prompts_are_told_up_to_the_one_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relight.lab.peer.Peer", OneLayer)
+    step, prompt, failed = layer_times(CPU, 256, (64, 128), 8, 3)
+    assert (step["rows"], step["context"], step["us"]) == (1, 256, 6000.0)
+    assert (prompt["rows"], prompt["context"], prompt["us"]) == (64, 0, 50_000.0)
+    assert failed == {"why_not": "OutOfMemoryError: no room"}
 
 
 @pytest.mark.parametrize("config", [V4_FLASH, V41_FLASH])

@@ -19,6 +19,7 @@ from tools.gpu import (
     Stage,
     judge_arms,
     judge_sanitize,
+    judge_step,
     judge_step_kernels,
     judge_tests,
     run_stages,
@@ -154,6 +155,17 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
     assert judge_arms({"arms": {"a": {"equal": True}}})[0]
     assert not judge_arms({"arms": {"a": {"equal": True}, "b": {"equal": False}}})[0]
     assert not judge_arms({})[0]
+    line = {"layer": "csa", "rows": 6, "context": 8192, "us": 283.4}
+    one, same = {**line, "rows": 1, "us": 155.0}, {**line, "us": 185.2, "experts": "same"}
+    models = {"v4": {"layers": [one, line, same], "left": []}}
+    told = "v4 csa 1 rows at 8,192: 155 µs; v4 csa 6 rows at 8,192 on the same experts: 185 µs"
+    assert judge_step({"models": models, "finished": True}) == (True, told)
+    models["v4"]["left"] = ["ops"]
+    assert judge_step({"models": models, "finished": False}) == (
+        False,
+        f"{told}; v4: no time for ops",
+    )
+    assert not judge_step({})[0]
 
 
 CLEAN = "attend 512\nall kernels were launched\n========= ERROR SUMMARY: 0 errors"
