@@ -61,6 +61,7 @@ SHAPES = (
     ("shared w2", 4096, 2048, 128),
     ("wq_b", 32768, 1024, 128),
     ("wo_b", 4096, 8192, 128),
+    ("index wq_b", 8192, 1024, 128),
 )
 SHAPES_V41 = (
     ("V4.1 wq_a", 1280, 5120, 32),
@@ -69,10 +70,27 @@ SHAPES_V41 = (
     ("V4.1 shared w2", 5120, 2304, 32),
     ("V4.1 wq_b", 32768, 1280, 32),
     ("V4.1 wo_b", 5120, 8192, 32),
+    ("V4.1 index wq_b", 4096, 1280, 32),
     ("V4.1 n-grams", 25600, 6144, 32),
     ("V4.1 draft's main_proj", 5120, 15360, 32),
 )
 """Name, outputs, inner and block of scales."""
+
+DENSE = (
+    ("router, index compressor", 256, 4096, torch.float32),
+    ("compressor", 1024, 4096, torch.float32),
+    ("HCA compressor", 512, 4096, torch.float32),
+    ("weights_proj", 64, 4096, BF16),
+    ("head", 129_280, 4096, torch.float32),
+)
+DENSE_V41 = (
+    ("V4.1 router", 384, 5120, torch.float32),
+    ("V4.1 compressor", 512, 5120, torch.float32),
+    ("V4.1 index keys", 128, 512, BF16),
+    ("V4.1 weights_proj", 32, 5120, BF16),
+    ("V4.1 head", 129_280, 5120, torch.float32),
+)
+"""Of bf16 weights; the last is what comes out."""
 
 WIDTHS_V41 = (1, 8)
 GROUPS, SLOTS = 8, 6
@@ -209,15 +227,25 @@ def grouped(bench: Bench) -> Iterator[Line]:
         yield line_of(bench, "wo_a", rows, outputs * 4096, us, read)
 
 
-def head(bench: Bench) -> Iterator[Line]:
+def dense(bench: Bench) -> Iterator[Line]:
+    yield from _dense(bench, DENSE, WIDTHS)
+
+
+def _dense(
+    bench: Bench, shapes: Sequence[tuple[str, int, int, torch.dtype]], widths: Sequence[int]
+) -> Iterator[Line]:
     fast = StepLinear(bench.tools)
-    w = DenseWeight(torch.randn(129_280, 4096, device=bench.device).to(BF16))
-    read = stream_us(bench.tools, bench.device, w.data.nbytes, 1)
-    for rows in WIDTHS:
-        x = tokens(rows, 4096, bench.device, BF16)
-        us = graph_us([partial(fast.linear, x, w, torch.float32)] * 4)
-        peer = graph_us([partial(torch.matmul, x, w.data.T)] * 4)
-        yield line_of(bench, "head", rows, w.data.nbytes, us, read, cublas_us=peer)
+    for name, outputs, inner, boundary in shapes:
+        nbytes = 2 * outputs * inner
+        values = torch.randn(outputs, inner, device=bench.device).to(BF16)
+        copies = max(2, min(200, ROTATION_BYTES // nbytes))
+        some = [DenseWeight(values.clone()) for _ in range(copies)]
+        read = stream_us(bench.tools, bench.device, nbytes)
+        for rows in widths:
+            x = tokens(rows, inner, bench.device, BF16)
+            us = graph_us([partial(fast.linear, x, w, boundary) for w in some])
+            peer = graph_us([partial(torch.matmul, x, w.data.T) for w in some])
+            yield line_of(bench, name, rows, nbytes, us, read, cublas_us=peer)
 
 
 def routed(bench: Bench) -> Iterator[Line]:
@@ -229,6 +257,7 @@ def newer(bench: Bench) -> Iterator[Line]:
     """V4.1's."""
     yield from _linears(bench, SHAPES_V41, WIDTHS_V41)
     yield from _routed(bench, "V4.1 experts", 384, V41_WIDTHS, 32, WIDTHS_V41)
+    yield from _dense(bench, DENSE_V41, WIDTHS_V41)
     for rows in WIDTHS_V41:
         yield from _small(bench, pairs_v41(bench.tools, bench.device, rows), rows)
 
@@ -364,7 +393,7 @@ def line_of(
     return found
 
 
-PARTS = (sparse, given, given_routed, given_between, linears, grouped, head, routed, newer, small)
+PARTS = (sparse, given, given_routed, given_between, linears, grouped, dense, routed, newer, small)
 
 
 def main() -> None:
