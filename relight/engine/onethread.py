@@ -5,11 +5,16 @@ cancelling, callbacks, waiting for several or not for long. That leaves one lock
 steps of few sequences take less time than an executor and its futures add to them.
 """
 
+import atexit
 import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
+
+END_S = 10.0
+"""How long the end of the process waits for calls that were submitted."""
 
 
 class Call:
@@ -43,12 +48,15 @@ class Call:
 
 
 class OneThread:
-    """The thread ends when nobody can submit any more, or with the process."""
+    """The thread ends when nobody can submit any more, or with the process. That waits for calls,
+    since native code that comes back to an interpreter which is gone aborts the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
-        weakref.finalize(self, self._calls.put, None)
+        wait = partial(_wait, self._calls)
+        atexit.register(wait)
+        weakref.finalize(self, _leave, self._calls, wait).atexit = False
 
     def submit(self, run: Callable[..., Any], /, *args: Any) -> Call:
         call = Call(run, args)
@@ -60,3 +68,16 @@ def _serve(calls: "SimpleQueue[Call | None]") -> None:
     while (call := calls.get()) is not None:
         call.go()
         del call  # so that what it returned is not kept until the next one comes
+
+
+def _wait(calls: "SimpleQueue[Call | None]") -> None:
+    """Until all calls are over; one that hangs must not hold up the end of the process for ever."""
+    over = Event()
+    calls.put(Call(over.set, ()))
+    over.wait(END_S)
+
+
+def _leave(calls: "SimpleQueue[Call | None]", wait: Callable[[], None]) -> None:
+    """Nobody can submit any more."""
+    atexit.unregister(wait)
+    calls.put(None)

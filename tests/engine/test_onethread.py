@@ -1,6 +1,9 @@
 """A thread that runs one call after the other."""
 
 import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 
@@ -60,3 +63,35 @@ def test_the_thread_ends_when_nobody_can_submit_any_more() -> None:
     del thread
     mine.join(20)
     assert not mine.is_alive()
+
+
+def at_the_end_of_a_process(submit: str, end_s: int = 600) -> str:
+    """What is printed by a process that ends behind that."""
+    program = f"""
+        import threading, time
+        from relight.engine import onethread
+        onethread.END_S = {end_s}
+        thread = onethread.OneThread("test")
+        began = threading.Event()
+        def begin(run):
+            began.set()
+            run()
+            print("over", flush=True)
+        {submit}
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_a_process_does_not_end_in_the_middle_of_a_call() -> None:
+    submit = "thread.submit(begin, lambda: time.sleep(0.3)); began.wait()"
+    assert at_the_end_of_a_process(submit) == "over\n"
+
+
+def test_a_call_that_hangs_does_not_hold_up_the_end_of_its_process() -> None:
+    submit = "thread.submit(begin, threading.Event().wait); began.wait()"
+    assert at_the_end_of_a_process(submit, end_s=1) == ""
+
+
+def test_the_end_of_a_process_waits_for_no_thread_that_has_ended() -> None:
+    assert at_the_end_of_a_process("del thread") == ""
