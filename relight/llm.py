@@ -2,9 +2,11 @@
 an `LLM` is made."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
+from weakref import WeakSet
 
 import msgspec
 
@@ -35,6 +37,10 @@ class LLM:
         self.settings: Settings = load({"model": str(model), **settings}, {}).settings
         self._session = Session.open(self.settings, lambda: _engine(self.settings, progress))
         self.info: EngineInfo = self._session.info
+        self._streams = WeakSet[Generator[Piece, None, None]]()
+        # A stream that is closed only when the interpreter is torn down starts a thread there, and
+        # that never ends; atexit is too late, since executors take nothing more by then.
+        threading._register_atexit(_close, self._streams)  # type: ignore[attr-defined]
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Answer]:
         """Continues raw prompts, all at once: texts, in which special tokens may be spelt, or ids.
@@ -59,7 +65,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[Piece, None, None]:
         """As `generate` for one prompt, piece by piece. Closing the iterator ends the request."""
-        return self._pieces(self._session.complete(prompt, _one(options)))
+        return self._streamed(self._session.complete(prompt, _one(options)))
 
     def stream_chat(
         self,
@@ -73,7 +79,12 @@ class LLM:
     ) -> Generator[Piece, None, None]:
         """As `chat`, piece by piece. Closing the iterator ends the request."""
         conversation = _conversation(messages, tools, thinking, effort, tool_choice)
-        return self._pieces(self._session.chat(conversation, _one(options)))
+        return self._streamed(self._session.chat(conversation, _one(options)))
+
+    def _streamed(self, asked: Coroutine[Any, Any, Job]) -> Generator[Piece, None, None]:
+        pieces = self._pieces(asked)
+        self._streams.add(pieces)
+        return pieces
 
     def _pieces(self, asked: Coroutine[Any, Any, Job]) -> Generator[Piece, None, None]:
         with asyncio.Runner() as runner:
@@ -96,6 +107,11 @@ class LLM:
     async def _chat(self, conversation: Conversation, options: Options) -> Answer:
         job = await self._session.chat(conversation, options)
         return await collect(self._session.run(job))
+
+
+def _close(streams: WeakSet[Generator[Piece, None, None]]) -> None:
+    for pieces in list(streams):
+        pieces.close()
 
 
 def _engine(settings: Settings, progress: Callable[[int, int], None]) -> EngineClient:

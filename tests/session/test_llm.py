@@ -1,6 +1,8 @@
 """A model in this process: a tiny checkpoint, from plain code."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,26 @@ def test_a_stream_that_is_left_early_leaves_the_model_usable(llm: LLM) -> None:
     next(pieces)
     pieces.close()
     assert llm.generate("x", max_tokens=2)[0].finish
+
+
+@pytest.mark.parametrize("ending", ["break", "raise SystemExit(3)"])
+def test_a_process_ends_whose_stream_was_left_open(folder: Path, ending: str) -> None:
+    """Where nothing but the end of the interpreter closes it."""
+    script = f"""
+from relight.llm import LLM
+
+llm = LLM({str(folder)!r}, device="cpu", threads=1)
+pieces = llm.stream([5, 6, 7], max_tokens=50)
+for piece in pieces:
+    print("piece")
+    {ending}
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == (0 if ending == "break" else 3), ended.stderr
+    assert ended.stdout == "piece\n"
+    assert not ended.stderr
 
 
 def test_an_answer_has_its_form_and_only_tools_that_are_there_can_be_forced(llm: LLM) -> None:
