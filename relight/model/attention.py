@@ -245,13 +245,15 @@ class Attention:
     ) -> index.Asked | None:
         """By what the rows of this layer select entries; None where they do not."""
         indexer = self.weights.indexer
-        if indexer is None:
-            return None
-        entries = where.entries[self.layer.ratio]
-        if not entries.places.shape[1] or self._sees_all(entries):
+        if indexer is None or not self._chooses(where):
             return None
         q = self._index_queries(latent, indexer.wq_b, segment, turned=True)
         return self._asked_by(q, x, indexer.weights_proj, segment, where, state)
+
+    def _chooses(self, where: Addresses) -> bool:
+        """Whether there are entries, and more than each row may read."""
+        entries = where.entries[self.layer.ratio]
+        return entries.places.shape[1] > 0 and not self._sees_all(entries)
 
     def _index_queries(
         self, latent: Tensor, wq_b: Weight, segment: Segment, *, turned: bool

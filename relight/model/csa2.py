@@ -118,10 +118,7 @@ class Csa2(Attention):
         self, x: Tensor, latent: Tensor, segment: Segment, where: Addresses, state: LayerState
     ) -> index.Asked | None:
         queries = self.queries
-        if queries is None:
-            return None
-        entries = where.entries[self.layer.ratio]
-        if not entries.places.shape[1] or self._sees_all(entries):
+        if queries is None or not self._chooses(where):
             return None
         q = self._index_queries(latent, queries.wq_b, segment, turned=False)
         return self._asked_by(q, x, queries.weights_proj, segment, where, state)
