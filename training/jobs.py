@@ -19,6 +19,7 @@ from relight.text.token_classes import token_classes
 from training import acceptance, score
 from training.draft import DraftNetwork, with_draft
 from training.export import DRAFT_SHARD, export, export_draft, read_back, read_draft
+from training.hints import Marks
 from training.make import make_network
 from training.network import Mode
 from training.rows import RowMaker
@@ -85,7 +86,8 @@ class Job:
 
 def make_backbone(job: Job, stream: Stream, samples: tuple[str, ...]) -> None:
     config, device, recipe = job.config, job.device, job.recipe
-    trainer = Trainer(config, recipe, stream, device, job.out, job.scratch, job.classes)
+    marks = Marks.of(job.maker.tokenizer)
+    trainer = Trainer(config, recipe, stream, device, job.out, job.scratch, job.classes, marks)
     if job.start:
         trainer.go_on_from(read_back(job.start, device)[1])
     _train(job, trainer)

@@ -65,7 +65,8 @@ class Mode:
     """What a forward pass does. `weights`, `activations`: whether they are rounded as stored and
     served. `sparse`: attention reads the picks of the indexer only, which `random_picks` replaces
     by chance; without it, all entries, but `borrowed` has the layers without an indexer of their
-    own read picks all the same. `engram`: whether n-grams are looked up, where there are any."""
+    own read picks all the same. `engram`: whether n-grams are looked up, where there are any.
+    `hinted`: whether V4.1's middle layer is taught `Extras.hints`."""
 
     weights: bool = False
     activations: bool = False
@@ -73,6 +74,7 @@ class Mode:
     borrowed: bool = False
     random_picks: bool = False
     engram: bool = True
+    hinted: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class Extras:
     valid: Tensor  # [N] bool: tokens that are not padding
     index_losses: list[Tensor] = field(default_factory=list)
     loads: list[Tensor] = field(default_factory=list)
+    hints: Tensor | None = None  # [N]: token ids, or hints.NONE
+    hint_loss: Tensor | None = None
 
 
 class Network:

@@ -18,6 +18,7 @@ from torch import Tensor
 from relight.base.config import LayerSpec, ModelConfig
 from relight.model.reference_engram import NgramHashes, gated
 from training.functions import hidden_entries, rms_norm, rotate, stream_mean
+from training.hints import NONE
 from training.model import Parameters
 from training.network import Extras, Mode, Network
 from training.quant import fine_fp4_rows, fp4_rows, through
@@ -34,6 +35,7 @@ class Shared:
     picks: dict[int, Tensor] = field(default_factory=dict)  # [B or 1, T, E]
     own: dict[int, Tensor] = field(default_factory=dict)  # what the indexer's layer itself reads
     candidates: Tensor | None = None  # [B, T, E], 0 or -inf
+    middle: Tensor | None = None  # [N, D], what the candidates' source makes its entries of
 
 
 class NetworkV41(Network):
@@ -75,6 +77,11 @@ class NetworkV41(Network):
             streams, pre = self._sublayer("attn", w, streams, pre, attention)
             experts = partial(self._experts, layer, w, ids=ids, mode=mode, extras=extras)
             streams, pre = self._sublayer("ffn", w, streams, pre, experts)
+        if mode.hinted and extras is not None and extras.hints is not None:
+            assert shared.middle is not None
+            said = self.logits(weights, shared.middle).float()
+            losses = F.cross_entropy(said, extras.hints, ignore_index=NONE, reduction="sum")
+            extras.hint_loss = losses / (extras.hints != NONE).sum().clamp(min=1)
         x = (pre.unsqueeze(-1) * streams).sum(1)
         return rms_norm(x, weights["norm.weight"], cfg.rms_norm_eps).to(self.dtype)
 
@@ -99,6 +106,10 @@ class NetworkV41(Network):
         extras: Extras | None,
         x: Tensor,
     ) -> Tensor:
+        assert self.config.candidates is not None
+        source = self.config.candidates.source
+        if layer.index == source:
+            shared.middle = x
         cos, sin = self._table(layer, b, t, 1, x.device)
         rounded = self._act(x, mode.activations)
         q, latent = self._queries_of(w, rounded, cos, sin, mode)
@@ -114,8 +125,6 @@ class NetworkV41(Network):
             chosen = shared.own if layer.index_source == layer.index else shared.picks
             picks = chosen[layer.index_source]
             learners.append(shared.scores[layer.index_source])
-            assert self.config.candidates is not None
-            source = self.config.candidates.source
             if layer.index_source > source:  # what it will look for, its candidates must hold
                 learners.append(shared.scores[source])
         out = self._attend(q, window, entries, picks, w["attn.attn_sink"], b, t, learners, extras)

@@ -44,6 +44,7 @@ class Form:
     stated: str
     asked: str
     answered: str
+    joint: str = ""  # between statements; the language's if empty
 
     def statement(self, pair: Pair) -> str:
         return self.stated.format(name=pair.name, value=pair.value)
@@ -63,6 +64,7 @@ FORMS: dict[Language, tuple[Form, ...]] = {
             '{{"name": "{value}", "description": "Finds the {name}."}}',
             "Which tool finds the {name}?",
             "The {name} comes from {value}.",
+            "\n",
         ),
     ),
     "zh": (
@@ -72,6 +74,7 @@ FORMS: dict[Language, tuple[Form, ...]] = {
             '{{"name": "{value}", "description": "查询{name}。"}}',
             "哪个工具查询{name}？",
             "{name}由 {value} 给出。",
+            "\n",
         ),
     ),
 }
@@ -94,8 +97,9 @@ def listed(rng: Random, language: Language, items: Sequence[str]) -> str:
     return rng.choice(JOINTS).join(items)
 
 
-def joined(language: Language, statements: Sequence[str]) -> str:
-    return (" " if language == "en" else "").join(statements)
+def stated(language: Language, form: Form, pairs: Sequence[Pair]) -> str:
+    joint = form.joint or (" " if language == "en" else "")
+    return joint.join(form.statement(pair) for pair in pairs)
 
 
 def ask_again(rng: Random, language: Language, text: str) -> str:
@@ -109,14 +113,14 @@ def ask_tool(rng: Random, language: Language, request: tools.Request) -> tuple[s
 
 
 def draw_form(rng: Random, language: Language) -> Form:
-    """One time in three the words of documents with hidden keys."""
-    if rng.random() < 1 / 3:
+    """One time in four the words of documents with hidden keys."""
+    if rng.random() < 1 / 4:
         answer = documents.ANSWER[language].replace("{place}", "{name}").replace("{key}", "{value}")
         question = rng.choice(documents.ASK[language]).replace("{place}", "{name}")
         stated = rng.choice(documents.HIDE[language])
         stated = stated.replace("{place}", "{name}").replace("{key}", "{value}")
         return Form(stated, question, answer)
-    return rng.choices(FORMS[language], (1, 1, 2))[0]
+    return rng.choices(FORMS[language], (1, 1, 3))[0]
 
 
 def draw_pairs(rng: Random, language: Language) -> Iterator[Pair]:
@@ -126,7 +130,7 @@ def draw_pairs(rng: Random, language: Language) -> Iterator[Pair]:
         name = _draw_name(rng, language)
         if name not in seen:
             seen.add(name)
-            value = key(rng, "train") if rng.random() < 0.6 else made_up_name(rng, "train")
+            value = key(rng, "train") if rng.random() < 0.4 else made_up_name(rng, "train")
             yield Pair(name, value)
 
 

@@ -105,7 +105,8 @@ class RowMaker:
     def tools_row(self, rng: Random, length: int) -> Row:
         """Requests with calls, results and answers until the row is full."""
         language = _language(rng)
-        box = tools.draw_toolbox(rng, language, "train")
+        box = tools.draw_toolbox(rng, language, "train", most=12)
+        order = rng.sample(range(len(box.tools)), len(box.tools))
         thinking = rng.random() < 0.4
         left = length - 300 - 30 * len(box.tools)
         turns: list[Turn] = []
@@ -116,7 +117,11 @@ class RowMaker:
                 turns.append(Turn("talk", question, Output(answer, reasoning=thought)))
                 left -= 40
                 continue
-            request = tools.draw_request(rng, language, box, by_name=rng.random() < 0.1)
+            # Each is asked for once before any is again, whose name could be copied from a call.
+            which = order.pop() if order else None
+            request = tools.draw_request(
+                rng, language, box, by_name=rng.random() < 0.1, which=which
+            )
             if rng.random() < 0.7:  # finding the tool is what is hard: practise that alone
                 question, answer = recall.ask_tool(rng, language, request)
                 thought = "" if thinking else None
@@ -164,7 +169,7 @@ class RowMaker:
         """A list, repeated whole or asked for one by one until the row is full. Half of its tokens
         can be known only by looking back beyond the window, which is what teaches looking back."""
         language = _language(rng)
-        if rng.random() < 0.5:
+        if rng.random() < 0.3:
             turns = self._repeated(rng, language, length)
         else:
             turns = self._looked_up(rng, language, length)
@@ -188,9 +193,9 @@ class RowMaker:
                 break
             pairs.append(pair)
         turns, left = [], length
-        text = recall.joined(language, [form.statement(pair) for pair in pairs])
-        while left > 0:
-            pair = rng.choice(pairs)
+        text = recall.stated(language, form, pairs)
+        while left > 0 and pairs:  # none twice: a second answer is a copy of the first
+            pair = pairs.pop(rng.randrange(len(pairs)))
             question = form.question(pair)
             if not turns:
                 question = f"{text}\n\n{question}"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from training.graphs import Replayed
+from training.hints import Marks, first_of_name
 from training.make import make_network
 from training.model import Parameters, initial
 from training.network import Extras, Mode, Network
@@ -28,11 +29,16 @@ from training.rows import DOCUMENT, PROMPT, TAG
 from training.stream import Batch, Stream
 
 SPARSE_FROM = {"v4": 0.6, "v4.1": 0.75}
-MIXED_FROM = {"v4": 0.6, "v4.1": 0.25}
+MIXED_FROM = {"v4": 0.6, "v4.1": 0.35}
 """From then on every other step is sparse. V4.1's layers that borrow picks read nothing else from
 the first step on: else it is they that learn to look back, for what only they know, which no
 indexer before them can foresee (of what such a layer read at keys, 30 % was among the picks, and
 keys were found one time in eight)."""
+
+HINTED_UNTIL = {"v4": 0.0, "v4.1": 0.5}
+HINT_WEIGHT = 0.1
+HINT = 255
+"""Tag of the hints' loss in the log."""
 
 GOING_ON_FROM = 0.6
 """Where in the schedule a run begins that starts from the weights of another."""
@@ -83,9 +89,12 @@ class Trainer:
         out: Path,
         scratch: Path,
         classes: Tensor | None = None,
+        marks: Marks | None = None,
     ) -> None:
-        """The log goes to `out`, checkpoints to `scratch`. `classes` of tokens: see `make`."""
+        """The log goes to `out`, checkpoints to `scratch`. `classes` of tokens: see `make`;
+        without `marks` of a tokenizer nothing is hinted."""
         self.config, self.recipe, self.stream = config, recipe, stream
+        self.marks = marks
         self.out, self.scratch, self.classes = out, scratch, classes
         self.device = device
         self.parameters = self._initial(recipe.seed)
@@ -192,7 +201,8 @@ class Trainer:
         generation, rounded = self.config.generation, progress >= ROUNDED_FROM
         mixed = progress >= MIXED_FROM[generation] and self.step % 2 == 0
         sparse = mixed or progress >= SPARSE_FROM[generation]
-        return Mode(rounded, rounded, sparse, borrowed=True)
+        hinted = self.marks is not None and progress < HINTED_UNTIL[generation]
+        return Mode(rounded, rounded, sparse, borrowed=True, hinted=hinted)
 
     def _whole_step(self, ids: Tensor, tags: Tensor, mode: Mode) -> None:
         loss, extras = self._loss(ids, tags, mode)
@@ -203,6 +213,8 @@ class Trainer:
     def _loss(self, ids: Tensor, tags: Tensor, mode: Mode) -> tuple[Tensor, Extras]:
         network = self.network
         extras = Extras(tags > 0)
+        if mode.hinted and self.marks is not None:
+            extras.hints = first_of_name(ids[:, :-1], self.marks)
         weights = network.prepare(self.parameters, mode)
         hidden = network.forward(weights, ids[:, :-1], mode, extras)
         logits = network.logits(weights, hidden)
@@ -217,6 +229,11 @@ class Trainer:
             self._sums[3] += imbalance(extras)
             self._sums[4:260].index_add_(0, tags, losses)
             self._sums[260:].index_add_(0, tags, torch.ones_like(losses))
+        if extras.hint_loss is not None:
+            with torch.no_grad():
+                self._sums[4 + HINT] += extras.hint_loss
+                self._sums[260 + HINT] += 1
+            loss = loss + HINT_WEIGHT * extras.hint_loss
         return loss + index_loss, extras
 
     def _factor(self, progress: float) -> float:
@@ -237,7 +254,7 @@ class Trainer:
         count = max(sums[2], 1)
         slices = {
             name: sums[4 + tag] / sums[260 + tag]
-            for name, tag in {**TAG, "prompt": PROMPT, "document": DOCUMENT}.items()
+            for name, tag in {**TAG, "prompt": PROMPT, "document": DOCUMENT, "hint": HINT}.items()
             if sums[260 + tag]
         }
         return Point(

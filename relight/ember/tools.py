@@ -90,9 +90,9 @@ class Toolbox(msgspec.Struct, frozen=True):
     topics: tuple[Topic, ...]
 
 
-def draw_toolbox(rng: Random, language: Language, split: Split) -> Toolbox:
-    """3 to 8 tools of 1 to 3 arguments; no two are about the same topic."""
-    count = rng.randint(3, 8)
+def draw_toolbox(rng: Random, language: Language, split: Split, *, most: int = 8) -> Toolbox:
+    """3 to `most` tools of 1 to 3 arguments; no two are about the same topic."""
+    count = rng.randint(3, most)
     names: set[str] = set()
     topics: list[Topic] = []
     tools: list[Tool] = []
@@ -120,10 +120,15 @@ def _draw_tool(rng: Random, language: Language, split: Split, name: str, topic: 
 
 
 def draw_request(
-    rng: Random, language: Language, box: Toolbox, *, by_name: bool = False
+    rng: Random,
+    language: Language,
+    box: Toolbox,
+    *,
+    by_name: bool = False,
+    which: int | None = None,
 ) -> Request:
-    """A request that names all arguments, in the order of the schema."""
-    i = rng.randrange(len(box.tools))
+    """A request, for any tool or for that one, that names all arguments in the schema's order."""
+    i = rng.randrange(len(box.tools)) if which is None else which
     tool, topic = box.tools[i], box.topics[i]
     assert tool.parameters is not None
     arguments = {
