@@ -58,7 +58,8 @@ class Optimiser:
             group["lr"].copy_(factor * group["peak"])
         self.adam.step()
         for p, momentum in zip(self.matrices, self.momenta, strict=True):
-            assert p.grad is not None
+            if p.grad is None:  # n-grams, while they are not looked up
+                continue
             momentum.lerp_(p.grad, 1 - MOMENTUM)
             self._move(p, p.grad.lerp(momentum, MOMENTUM), MUON_RATE * factor)
         for p in (*self.matrices, *self.rest):

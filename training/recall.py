@@ -56,28 +56,28 @@ class Form:
         return self.answered.format(name=pair.name, value=pair.value)
 
 
+SCHEMA: dict[Language, str] = {
+    "en": '{{"name": "{value}", "description": "Finds the {name}."}}',
+    "zh": '{{"name": "{value}", "description": "查询{name}。"}}',
+}
+
 FORMS: dict[Language, tuple[Form, ...]] = {
     "en": (
         Form("{name} = {value}.", "{name}?", "{name} = {value}"),
         Form('"{value}": {name}.', "What comes from {name}?", "{name} comes from {value}."),
-        Form(
-            '{{"name": "{value}", "description": "Finds the {name}."}}',
-            "Which tool finds the {name}?",
-            "The {name} comes from {value}.",
-            "\n",
-        ),
+        Form(SCHEMA["en"], "Which tool finds the {name}?", "{name}: {value}", "\n"),
+        Form(SCHEMA["en"], "What is the {name}?", "The {name} comes from {value}.", "\n"),
+        Form(SCHEMA["en"], "Which tool finds the {name}?", "{value} finds it.", "\n"),
     ),
     "zh": (
         Form("{name} = {value}。", "{name}？", "{name} = {value}"),
         Form('"{value}"：{name}。', "{name}由什么给出？", "{name}由 {value} 给出。"),
-        Form(
-            '{{"name": "{value}", "description": "查询{name}。"}}',
-            "哪个工具查询{name}？",
-            "{name}由 {value} 给出。",
-            "\n",
-        ),
+        Form(SCHEMA["zh"], "哪个工具查询{name}？", "{name}：{value}", "\n"),
+        Form(SCHEMA["zh"], "{name}是多少？", "{name}由 {value} 给出。", "\n"),
+        Form(SCHEMA["zh"], "哪个工具查询{name}？", "由 {value} 给出。", "\n"),
     ),
 }
+"""Those of schemas differ in how far what was asked for stands from the answer."""
 
 
 def draw_item(rng: Random, language: Language) -> str:
@@ -120,7 +120,7 @@ def draw_form(rng: Random, language: Language) -> Form:
         stated = rng.choice(documents.HIDE[language])
         stated = stated.replace("{place}", "{name}").replace("{key}", "{value}")
         return Form(stated, question, answer)
-    return rng.choices(FORMS[language], (1, 1, 3))[0]
+    return rng.choices(FORMS[language], (1, 1, 1, 1, 1))[0]
 
 
 def draw_pairs(rng: Random, language: Language) -> Iterator[Pair]:

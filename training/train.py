@@ -29,13 +29,17 @@ from training.rows import DOCUMENT, PROMPT, TAG
 from training.stream import Batch, Stream
 
 SPARSE_FROM = {"v4": 0.6, "v4.1": 0.75}
-MIXED_FROM = {"v4": 0.6, "v4.1": 0.35}
+MIXED_FROM = {"v4": 0.6, "v4.1": 0.4}
 """From then on every other step is sparse. V4.1's layers that borrow picks read nothing else from
 the first step on: else it is they that learn to look back, for what only they know, which no
 indexer before them can foresee (of what such a layer read at keys, 30 % was among the picks, and
 keys were found one time in eight)."""
 
-HINTED_UNTIL = {"v4": 0.0, "v4.1": 0.5}
+NGRAMS_FROM = {"v4": 0.0, "v4.1": 0.4}
+"""N-grams show what the last two tokens were, so whoever has them from the start does not learn to
+look for what was asked a few tokens further back, and never asks by it."""
+
+HINTED_UNTIL = {"v4": 0.0, "v4.1": 0.6}
 HINT_WEIGHT = 0.1
 HINT = 255
 """Tag of the hints' loss in the log."""
@@ -202,7 +206,8 @@ class Trainer:
         mixed = progress >= MIXED_FROM[generation] and self.step % 2 == 0
         sparse = mixed or progress >= SPARSE_FROM[generation]
         hinted = self.marks is not None and progress < HINTED_UNTIL[generation]
-        return Mode(rounded, rounded, sparse, borrowed=True, hinted=hinted)
+        ngrams = progress >= NGRAMS_FROM[generation]
+        return Mode(rounded, rounded, sparse, borrowed=True, engram=ngrams, hinted=hinted)
 
     def _whole_step(self, ids: Tensor, tags: Tensor, mode: Mode) -> None:
         loss, extras = self._loss(ids, tags, mode)
