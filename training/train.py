@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relight.base.config import ModelConfig
+from training.finite import Watch, not_finite
 from training.graphs import Replayed
 from training.hints import Marks, first_of_name
 from training.make import make_network
@@ -58,6 +59,8 @@ WEIGHTS = {PROMPT: 0.06, DOCUMENT: 0.002}
 
 CHECKPOINT_S = 60.0
 LOG_S = 5.0
+SAME_LOSS = 0.05
+"""How far, relatively, the loss of compiled code may be from that of the code as it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,9 @@ class Point:
 
 
 class Trainer:
+    PARTS: tuple[str, ...] = ("all",)
+    """What to compile, in the order in which it is tried."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -104,9 +110,11 @@ class Trainer:
         self.parameters = self._initial(recipe.seed)
         self.optimiser = Optimiser(self.parameters)
         self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self.watch = Watch()
         self.network = self._network()
         self.points: list[Point] = []
         self.step = 0
+        self.setbacks = 0
         self.begun_at = 0.0
         self.spent_s = 0.0
         self.scale = 1.0
@@ -126,28 +134,45 @@ class Trainer:
     def _initial(self, seed: int) -> Parameters:
         return initial(self.config, seed, self.device)
 
-    def _network(self, compile: Any = None) -> Network:
+    def _network(self, compile: Any = None, part: str = "all") -> Network:
         return make_network(self.config, self.dtype, compile, self.classes)
 
     def _compile(self) -> None:
-        """Compiles the small functions in both kinds of pass, before the clock starts. A machine
-        without a working compiler trains without, more slowly."""
+        """Compiles the small functions in both kinds of pass, before the clock starts. Where the
+        compiler does not work, or makes something else of them, trains without, more slowly."""
         start = time.monotonic()
         torch._dynamo.config.recompile_limit = 64
-        self.network = self._network(partial(torch.compile, dynamic=False))
-        rows = self.recipe.step_tokens // 256
-        ids = torch.zeros((rows, 257), dtype=torch.int64, device=self.device)
+        wanted = self._first_losses()
+        compile = self.watch.over(partial(torch.compile, dynamic=False))
+        for part in self.PARTS:
+            self.network = self._network(compile, part)
+            try:
+                found = self._first_losses()
+            except Exception as error:
+                print(f"cannot compile {part} ({type(error).__name__}: {error})", flush=True)
+                continue
+            if all(abs(a - b) <= SAME_LOSS * abs(a) for a, b in zip(wanted, found, strict=True)):
+                print(f"compiled {part} in {time.monotonic() - start:.0f} s", flush=True)
+                return
+            print(f"compiled {part} the losses are {found} and not {wanted}", flush=True)
+        self.network = self._network()
+        print("going on without a compiler", flush=True)
+
+    def _first_losses(self) -> list[float]:
+        """Of random tokens in both kinds of pass, with a pass back each."""
+        rows, draw = self.recipe.step_tokens // 256, torch.Generator().manual_seed(0)
+        ids = torch.randint(self.config.vocab_size, (rows, 257), generator=draw).to(self.device)
         tags = torch.full((rows * 256,), PROMPT, device=self.device)
-        try:
-            for mode in (Mode(sparse=False), Mode(weights=True, activations=True)):
-                self._loss(ids, tags, mode)[0].backward()
-        except Exception as error:
-            print(f"cannot compile ({type(error).__name__}: {error}); going on without", flush=True)
-            self.network = self._network()
+        losses = []
+        for mode in (Mode(sparse=False), Mode(weights=True, activations=True)):
+            torch.manual_seed(self.recipe.seed)
+            loss = self._loss(ids, tags, mode)[0]
+            loss.backward()
+            losses.append(float(loss.detach()))
         for tensor in self.parameters.values():
             tensor.grad = None
         self._sums.zero_()
-        print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
+        return losses
 
     def run(self, minutes: float) -> None:
         """Until the time is up, counting what was spent before a resumption."""
@@ -173,18 +198,22 @@ class Trainer:
                 waited_s = self.stream.waited_s
                 self._log(point)
                 last_log, tokens = time.monotonic(), 0.0
-                if not math.isfinite(point.loss):
-                    self._step_back()
+                if math.isfinite(point.loss):
+                    self.setbacks = 0
+                else:
+                    self._step_back(batch, progress)
             if now - last_save > CHECKPOINT_S:
                 self.save()
                 last_save = now
         self.save()
 
-    def _step_back(self) -> None:
-        """To the last checkpoint, at half the rate: the run has one chance only."""
+    def _step_back(self, batch: Batch, progress: float) -> None:
+        """To the last checkpoint, at half the rate: the run has one chance only. A second time in
+        a row without a compiler, and a third time not at all: what fails at once fails always."""
+        self.setbacks += 1
         self.scale *= 0.5
         spent_s = self.spent_s
-        print(f"the loss is not finite: back to the last checkpoint, rate × {self.scale}")
+        print(f"the loss is not finite; neither are {not_finite(self.parameters)}", flush=True)
         if self._file().exists():
             self.resume(self._file())
         else:
@@ -195,6 +224,29 @@ class Trainer:
             self.optimiser = Optimiser(self.parameters)
         self._replayed.reset()
         self.spent_s = spent_s
+        faults = self._faults(batch, self._mode(progress))
+        if self.setbacks > 2:
+            raise RuntimeError(f"the loss is not finite from sound parameters on: {faults}")
+        if self.setbacks == 2:
+            self.network = self._network()
+            print("going on without a compiler", flush=True)
+        print(f"back to the last checkpoint, rate × {self.scale}; {faults}", flush=True)
+
+    def _faults(self, batch: Batch, mode: Mode) -> str:
+        """The first operations of a step that give a NaN."""
+        ids, tags = (
+            torch.from_numpy(array.astype("int64")).to(self.device)
+            for array in (batch.ids, batch.tags.reshape(-1))
+        )
+        try:
+            with self.watch.looking() as found:
+                self._loss(ids, tags, mode)[0].backward()
+        except RuntimeError as error:
+            found.append(f"then {error}")
+        for tensor in self.parameters.values():
+            tensor.grad = None
+        self._sums.zero_()
+        return "; ".join(found) or "the same batch gives no NaN now"
 
     def _one_step(self, batch: Batch, progress: float) -> None:
         self.step += 1
@@ -287,7 +339,9 @@ class Trainer:
             file.write(json.dumps(asdict(point)) + "\n")
 
     def save(self) -> None:
-        """Enough to go on from: `resume` of the file."""
+        """Enough to go on from: `resume` of the file. Nothing that a NaN is in."""
+        if not_finite(self.parameters):
+            return
         path = self._file()
         state = {
             "parameters": self.parameters,

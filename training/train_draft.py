@@ -31,6 +31,8 @@ SERVED = Mode(activations=True)
 
 
 class DraftTrainer(Trainer):
+    PARTS = ("both networks", "the draft", "the backbone")
+
     def __init__(
         self,
         config: ModelConfig,
@@ -50,9 +52,10 @@ class DraftTrainer(Trainer):
     def _initial(self, seed: int) -> Parameters:
         return initial_draft(self.config, seed, self.device)
 
-    def _network(self, compile: Any = None) -> DraftNetwork:
-        self._backbone = make_network(self.config, self.dtype, compile, self.classes)
-        return DraftNetwork(self.config, self.dtype, compile)
+    def _network(self, compile: Any = None, part: str = "both networks") -> DraftNetwork:
+        read = None if part == "the draft" else compile
+        self._backbone = make_network(self.config, self.dtype, read, self.classes)
+        return DraftNetwork(self.config, self.dtype, None if part == "the backbone" else compile)
 
     def _loss(self, ids: Tensor, tags: Tensor, mode: Mode) -> tuple[Tensor, Extras]:
         b, length = ids.shape[0], ids.shape[1] - 1
