@@ -23,7 +23,7 @@ from training.hints import Marks
 from training.make import make_network
 from training.network import Mode
 from training.rows import RowMaker
-from training.stream import Stream, data_hash
+from training.stream import Purpose, Stream, data_hash
 from training.train import Recipe, Trainer, trained_parameters
 from training.train_draft import DraftTrainer
 
@@ -61,10 +61,11 @@ class Job:
         classes = token_classes(self.checkpoint, self.config.vocab_size)
         return torch.tensor(classes, device=self.device)
 
-    def report(self, trainer: Trainer, size: int) -> dict[str, Any]:
+    def report(self, trainer: Trainer, size: int, purpose: Purpose) -> dict[str, Any]:
+        layout, seed = self.config.generation, self.recipe.seed
         return {
-            "seed": self.recipe.seed,
-            "data_sha256": data_hash(self.checkpoint, self.config.generation, self.recipe.seed),
+            "seed": seed,
+            "data_sha256": data_hash(self.checkpoint, layout, seed, purpose),
             "steps": trainer.step,
             "training_s": trainer.spent_s,
             "export_bytes": size,
@@ -110,7 +111,7 @@ def make_backbone(job: Job, stream: Stream, samples: tuple[str, ...]) -> None:
         return score.table(made, some, lambda line: print(line, flush=True))
 
     keys = {name: some for name, some in job.sets.items() if name[0].startswith("key")}
-    report = {**job.report(trainer, size), "packed_bytes": packed}
+    report = {**job.report(trainer, size, "backbone"), "packed_bytes": packed}
     rounds: list[tuple[str, Any, Mode, Sets]] = [
         ("after export", stored, SERVED, job.sets),
         ("random picks", stored, Mode(activations=True, random_picks=True), keys),
@@ -150,7 +151,7 @@ def make_draft(job: Job, stream: Stream) -> None:
     print(f"exported {size:,} bytes, {packed:,} packed", flush=True)
     network = make_network(config, trainer.dtype, None, job.classes)
     drafting = DraftNetwork(config, trainer.dtype)
-    report = {**job.report(trainer, size), "packed_bytes": packed}
+    report = {**job.report(trainer, size, "draft"), "packed_bytes": packed}
     tokens = job.recipe.step_tokens
     scorer = score.Scorer(job.maker, network, backbone, SERVED, tokens)
     some = acceptance.slices(job.sets, job.recipe.seed + 1, job.per_task)

@@ -35,6 +35,9 @@ EFFORTS = (None, None, "low", "low", "max")
 longest."""
 
 
+CHAT_KINDS = "aaaaallllltttp"
+"""Of turns, by the first letter of what is asked: arithmetic, letters, talk, python."""
+
 PIECES = re.compile(r"\d|[A-Za-z]{1,6}|[^\sA-Za-z\d]")
 
 
@@ -91,19 +94,20 @@ class RowMaker:
         system = draw_system(rng, language)
         return self._row(turns, (), True, effort, length, system=system, last_only=True)
 
-    def chat_row(self, rng: Random, length: int) -> Row:
+    def chat_row(self, rng: Random, length: int, kinds: str = CHAT_KINDS) -> Row:
         """Turns without thinking until the row is full; mostly one language."""
         language = _language(rng)
         turns, left = [], length
         while left > 0:
             turn_language = language if rng.random() < 0.9 else _language(rng)
-            turn = self._chat_turn(rng, turn_language, thinking=False, kinds="aaaaallllltttp")
+            turn = self._chat_turn(rng, turn_language, thinking=False, kinds=kinds)
             turns.append(turn)
             left -= self.estimate(turn.question) + self.estimate(turn.output.content) + 4
         return self._row(turns, (), False, None, length, system=draw_system(rng, language))
 
-    def tools_row(self, rng: Random, length: int) -> Row:
-        """Requests with calls, results and answers until the row is full."""
+    def tools_row(self, rng: Random, length: int, asked: float = 0.7) -> Row:
+        """Requests with calls, results and answers until the row is full; of `asked` only which
+        tool it is."""
         language = _language(rng)
         box = tools.draw_toolbox(rng, language, "train", most=12)
         order = rng.sample(range(len(box.tools)), len(box.tools))
@@ -122,7 +126,7 @@ class RowMaker:
             request = tools.draw_request(
                 rng, language, box, by_name=rng.random() < 0.1, which=which
             )
-            if rng.random() < 0.7:  # finding the tool is what is hard: practise that alone
+            if rng.random() < asked:  # finding the tool is what is hard: practise that alone
                 question, answer = recall.ask_tool(rng, language, request)
                 thought = "" if thinking else None
                 turns.append(Turn("recall", question, Output(answer, reasoning=thought)))

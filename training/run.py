@@ -57,7 +57,7 @@ def main() -> None:
     from training.jobs import Job, copy_checkpoint, make_backbone, make_draft
     from training.model import NETWORKS
     from training.rows import RowMaker
-    from training.stream import Stream
+    from training.stream import Purpose, Stream
     from training.train import Recipe
 
     out: Path = options.out
@@ -81,7 +81,10 @@ def main() -> None:
         compiled=options.compiled == "on",
     )
     encoding = config.generation  # prompts as the model's server lays them out
-    stream = Stream(checkpoint, encoding, recipe.seed, recipe.step_tokens, recipe.num_workers)
+    purpose: Purpose = "draft" if options.draft_for else "backbone"
+    stream = Stream(
+        checkpoint, encoding, recipe.seed, recipe.step_tokens, recipe.num_workers, purpose
+    )
     scoring_s = 20.0 if options.smoke else SCORING_S
     try:
         maker = RowMaker(Tokenizer.load(checkpoint), encoding)

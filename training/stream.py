@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,17 @@ from relight.text.dialect import Encoding
 from relight.text.tokenizer import Tokenizer
 from training.rows import Row, RowMaker
 
+Purpose = Literal["backbone", "draft"]
+"""What is to learn from it."""
+
 LENGTHS = (256, 512, 1024, 4096)
 SHARES = ((0.0, (20, 40, 38, 2)), (0.25, (18, 26, 38, 18)), (0.5, (18, 22, 36, 24)))
 """From this progress on: percent of the tokens in rows of each length."""
+
+DRAFT_SHARES = ((0.0, (20, 38, 40, 2)),)
+DRAFT_KINDS = "aaaaalllltttttppp"
+"""A draft is to guess what is said most, and reads a window only: chats and calls, and little of
+what the backbone needs to learn to look back."""
 
 AHEAD = 48
 """Batches that wait at most: 200 KB each."""
@@ -34,11 +42,14 @@ class Batch:
     tags: npt.NDArray[np.uint8]  # [rows, length]
 
 
-def draw_batch(maker: RowMaker, rng: Random, progress: float, tokens: int) -> Batch:
+def draw_batch(
+    maker: RowMaker, rng: Random, progress: float, tokens: int, purpose: Purpose = "backbone"
+) -> Batch:
     """Deterministic in its arguments."""
-    shares = next(s for start, s in reversed(SHARES) if progress >= start)
+    table, draw = MIXES[purpose]
+    shares = next(s for start, s in reversed(table) if progress >= start)
     length = rng.choices(LENGTHS, shares)[0]
-    rows = [_draw_row(maker, rng, length) for _ in range(max(tokens // length, 1))]
+    rows = [draw(maker, rng, length) for _ in range(max(tokens // length, 1))]
     return Batch(np.stack([row.ids for row in rows]), np.stack([row.tags for row in rows]))
 
 
@@ -57,13 +68,35 @@ def _draw_row(maker: RowMaker, rng: Random, length: int) -> Row:
     return maker.chat_row(rng, length)
 
 
+def _draw_draft_row(maker: RowMaker, rng: Random, length: int) -> Row:
+    kind = rng.random()
+    if length == 4096 and kind < 0.4:
+        return maker.key_row(rng, length)
+    if kind < 0.12:
+        return maker.recall_row(rng, length)
+    if length == 256:
+        return maker.thinking_row(rng, length)
+    if length == 1024 and kind < 0.9:
+        return maker.tools_row(rng, length, asked=0.2)
+    return maker.chat_row(rng, length, DRAFT_KINDS)
+
+
+MIXES = {"backbone": (SHARES, _draw_row), "draft": (DRAFT_SHARES, _draw_draft_row)}
+
+
 def _work(
-    folder: Path, encoding: Encoding, seed: str, tokens: int, progress: Any, batches: Any
+    folder: Path,
+    encoding: Encoding,
+    seed: str,
+    tokens: int,
+    purpose: Purpose,
+    progress: Any,
+    batches: Any,
 ) -> None:
     maker = RowMaker(Tokenizer.load(folder), encoding)
     number = 0
     while True:
-        batch = draw_batch(maker, Random(f"{seed} {number}"), progress.value, tokens)
+        batch = draw_batch(maker, Random(f"{seed} {number}"), progress.value, tokens, purpose)
         batches.put((batch.ids, batch.tags))
         number += 1
 
@@ -72,7 +105,13 @@ class Stream:
     """`num_workers` processes; `next` waits for a batch, `waited_s` sums up how long."""
 
     def __init__(
-        self, folder: Path, encoding: Encoding, seed: int, tokens: int, num_workers: int
+        self,
+        folder: Path,
+        encoding: Encoding,
+        seed: int,
+        tokens: int,
+        num_workers: int,
+        purpose: Purpose = "backbone",
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._progress = context.Value("d", 0.0)
@@ -86,6 +125,7 @@ class Stream:
                     encoding,
                     f"{seed} {worker}",
                     tokens,
+                    purpose,
                     self._progress,
                     self._batches,
                 ),
@@ -117,13 +157,13 @@ class Stream:
             process.join()
 
 
-def data_hash(folder: Path, encoding: Encoding, seed: int) -> str:
+def data_hash(folder: Path, encoding: Encoding, seed: int, purpose: Purpose = "backbone") -> str:
     """Of a few batches in every phase: the same recipe and tokenizer give the same one."""
     maker = RowMaker(Tokenizer.load(folder), encoding)
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes())
-    for start, _ in SHARES:
+    for start, _ in MIXES[purpose][0]:
         for number in range(4):
-            batch = draw_batch(maker, Random(f"{seed} 0 {number}"), start, 4096)
+            batch = draw_batch(maker, Random(f"{seed} 0 {number}"), start, 4096, purpose)
             digest.update(batch.ids.tobytes())
             digest.update(batch.tags.tobytes())
     return digest.hexdigest()
