@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,9 +27,9 @@ from training.draft import DraftNetwork, initial_draft, live_experts, with_draft
 from training.export import export, export_draft, read_back, read_draft
 from training.model import EMBER, Parameters, initial, official
 from training.network import Mode, Network
-from training.rows import RowMaker
+from training.rows import TAG, RowMaker
 from training.stream import Batch
-from training.train import Recipe
+from training.train import Recipe, Trainer, trained_parameters
 from training.train_draft import DraftTrainer, draw_anchors
 
 CPU = torch.device("cpu")
@@ -228,3 +229,51 @@ def test_acceptance_is_measured_by_slice() -> None:
     found = acceptance.measure(scorer, drafting, initial_draft(TINY, 0, CPU), talk)
     assert found["prose"] == found["pooled"]
     assert found["prose"]["steps"]
+
+
+class Counting:
+    """Rows in which each token follows from the one before."""
+
+    waited_s = 0.0
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def next(self, progress: float) -> Batch:
+        ids = 12 + (self._rng.integers(0, 48, (2, 1)) + 7 * np.arange(129)) % 48
+        return Batch(ids.astype(np.uint16), np.full((2, 128), TAG["talk"], np.uint8))
+
+
+@pytest.mark.slow
+def test_a_draft_learns_to_be_accepted(tmp_path: Path) -> None:
+    config = replace(TINY, vocab_size=64, layers=schedule((0, 0, 0), 1))
+    recipe, stream = Recipe(seed=0, step_tokens=256, num_workers=0, compiled=False), Counting()
+    teacher = Trainer(config, recipe, stream, CPU, tmp_path, tmp_path)  # type: ignore[arg-type]
+    run(teacher, 12)
+    backbone = trained_parameters(teacher)
+    trainer = DraftTrainer(config, backbone, recipe, stream, CPU, tmp_path, tmp_path)  # type: ignore[arg-type]
+    before = advance(trainer, stream)
+    run(trainer, 16)
+    assert advance(trainer, stream) > before + 2
+
+
+def run(trainer: Trainer, steps: int) -> None:
+    trainer.step = 100  # no warm-up
+    for i in range(steps):
+        trainer._one_step(trainer.stream.next(0.0), i / steps)
+
+
+def advance(trainer: DraftTrainer, stream: Counting) -> float:
+    """Tokens of a step, of a draft as it is stored."""
+    network, ids = trainer.network, torch.from_numpy(stream.next(0.0).ids.astype("int64"))
+    assert isinstance(network, DraftNetwork)
+    maker = RowMaker(Tokenizer.load(TOKENIZER), "v4")
+    teacher = Network(trainer.config)
+    scorer = score.Scorer(maker, teacher, trainer.backbone, Mode(activations=True), 4096)
+    weights = network.prepare(trainer.parameters, Mode(weights=True))
+    with torch.no_grad():
+        proposals = acceptance._proposals(scorer, network, weights, ids).tolist()
+    total = acceptance.Walk(0, 0, [0] * 5)
+    for row, made in zip(ids.tolist(), proposals, strict=True):
+        total.add(acceptance.walk(row, 20, made))
+    return total.tokens / total.steps
