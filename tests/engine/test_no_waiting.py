@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relight.base.checkpoint import open_model
@@ -144,6 +145,23 @@ class Uploads(TorchDispatchMode):
         return out
 
 
+class Assignments(TorchFunctionMode):
+    """Numbers that are assigned to places or to one element, by the index. Of a CUDA tensor torch
+    makes a tensor of the host of such a number, copies it, and waits for the copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
+            x, index, _ = args
+            parts = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(part, Tensor) for part in parts) or not x[index].dim():
+                self.waiting.append(f"{tuple(x.shape)} at {index}")
+        return func(*args, **(kwargs or {}))
+
+
 def make_tables() -> None:
     """They are made once for a device."""
     for table in (codec.e4m3_decode, codec.e8m0_decode, codec.e2m1_decode):
@@ -157,11 +175,12 @@ def test_a_step_needs_no_value_from_the_device(
     runner = runner_on(torch.device("meta"), model_name)
     monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
     make_tables()
-    with Uploads() as uploads:
+    with Uploads() as uploads, Assignments() as assignments:
         for plan in (*different(plans), masked(plans[-1])):
             runner.launch(plan)
     assert uploads.num_uploads > 50
     assert not uploads.waiting
+    assert not assignments.waiting
 
 
 class Nothing:
@@ -189,9 +208,10 @@ def test_what_goes_on_around_kernels_needs_no_value_either(
     runner = runner_on(torch.device("meta"), model_name, ops)
     monkeypatch.setattr(runner, "_send", lambda sampled, guesses: None)
     make_tables()
-    with Uploads() as uploads:
+    with Uploads() as uploads, Assignments() as assignments:
         for plan in different(plans):
             runner.launch(plan)
+    assert not assignments.waiting
     assert tools.launched >= {"copy_rows", "index_topk", "attend_values", "attend_given", "joined"}
     assert not uploads.waiting
 
@@ -200,6 +220,20 @@ def test_what_goes_on_around_kernels_needs_no_value_either(
 def test_a_look_at_a_value_is_noticed(look: Callable[[Tensor], Any]) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)meta"):
         bool(look(torch.ones(3, device="meta")))
+
+
+@pytest.mark.parametrize(
+    "index", [torch.tensor([1, 2]), (slice(None), torch.tensor([0])), (2, 1)], ids=str
+)
+def test_a_number_for_places_is_noticed(index: Any) -> None:
+    x = torch.zeros((4, 3), device="meta")
+    with Assignments() as assignments:
+        x[:, 1] = 1.0
+        x[0] = 1.0
+        x[torch.tensor([1])] = x[:1]
+        assert not assignments.waiting
+        x[index] = 1.0
+    assert len(assignments.waiting) == 1
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,9 @@ def add_bias(logits: Tensor, row: Tensor, token: Tensor, value: Tensor) -> Tenso
 
 
 def ban(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
-    """Nothing is drawn at (row, token) [m]."""
-    logits = logits.clone()
-    logits[row, token] = NEVER
-    return logits
+    """Nothing is drawn at (row, token) [m]. A number that is assigned to places of a CUDA tensor
+    comes from the host by a copy that is waited for; one that fills a tensor does not."""
+    return logits.index_put((row, token), logits.new_full((), NEVER))
 
 
 def allow(logits: Tensor, words: Tensor) -> Tensor:
