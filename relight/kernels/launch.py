@@ -92,7 +92,9 @@ class CudaLauncher:
                 "that compiled it; update the driver, install an NVRTC of its CUDA version, or "
                 "give --kernels reference"
             ) from problem
-        if ring_bytes + cubin.usage.shared_bytes > PLAIN_SHARED_BYTES:
+        # What a kernel has by itself nobody knows of PTX, and it may be nearly all that is plain.
+        whole = ring_bytes + cubin.usage.shared_bytes
+        if whole > PLAIN_SHARED_BYTES or (ring_bytes and not cubin.code.startswith(ELF)):
             self._allow_shared(kernel, ring_bytes)
         core, stream = self._core, self._stream
         how = {EARLY: True} if early and hasattr(core.LaunchConfig, EARLY) else {}

@@ -317,7 +317,9 @@ def test_much_shared_memory_is_asked_for_and_a_refusal_is_named() -> None:
     launcher = CudaLauncher(1, lambda: 0, FakeCore(), driver)
     launcher.load(Cubin(CODE, Usage()), "small", threads=32, ring_bytes=1024)
     launcher.load(Cubin(CODE, Usage()), "large", threads=32, ring_bytes=65536)
-    assert driver.asked == [(8, 65536, "large", 1)]
+    launcher.load(Cubin(b"// PTX", Usage()), "who knows", threads=32, ring_bytes=1024)
+    launcher.load(Cubin(b"// PTX", Usage()), "nothing", threads=32)
+    assert driver.asked == [(8, 65536, "large", 1), (8, 1024, "who knows", 1)]
     driver.code = 1
     with pytest.raises(NoLauncher, match="65,536 bytes of shared memory"):
         launcher.load(Cubin(CODE, Usage()), "large", threads=32, ring_bytes=65536)
