@@ -6,7 +6,7 @@ engines only as something that turns requests into tokens.
 
 import functools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -21,8 +21,26 @@ Verdict = Literal["kept", "not kept", "not checked", "approximate"]
 
 MAX_WIDTH = 16
 """Rows of one sequence that a step may have: a token and 15 guesses."""
-LIMITS = {"max_context": 1024, "num_slots": 8, "cache_bytes": 0, "record_bytes": 0}
+LIMITS = {"max_context": 1024, "cache_bytes": 0, "record_bytes": 0}
 """Room for the requests of an audit and little more: it starts many engines."""
+
+
+CHECKS = (
+    "replay",
+    "widths",
+    "speculation",
+    "batch",
+    "recorded",
+    "chunks",
+    "warm",
+    "generated",
+    "starting_over",
+    "threads",
+)
+"""Names of what is checked, in order."""
+
+CROWDS, NEIGHBOURS = 2, 6
+"""How often requests run among others that are drawn at random, and among how many."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -69,27 +87,36 @@ class Promise(msgspec.Struct, frozen=True):
 
 class Audit:
     """The promises about one model and one set of settings. `tokens`: how many each request
-    makes."""
+    makes; `num_slots`: how many run at once."""
 
-    def __init__(self, settings: Settings, start: Start, *, tokens: int = 16) -> None:
-        self.settings = msgspec.structs.replace(settings, **LIMITS)
+    def __init__(
+        self, settings: Settings, start: Start, *, tokens: int = 16, num_slots: int = 8
+    ) -> None:
+        self.settings = msgspec.structs.replace(settings, num_slots=num_slots, **LIMITS)
         self.start = start
         self.tokens = tokens
-        with self._engine() as engine:
+        with self._engine(graphs="off") as engine:
             self.vocab_size = engine.vocab_size
 
-    def promises(self) -> Iterator[Promise]:
-        if self.settings.replay == "bounded":
-            yield self._replay()
-        yield self._widths()
-        yield self._speculation()
-        yield self._batch()
-        yield self._recorded()
-        yield self._chunks()
-        yield self._warm()
-        yield self._generated()
-        yield from self._starting_over()
-        yield self._threads()
+    def promises(self, checks: Container[str] = CHECKS) -> Iterator[Promise]:
+        """Of the checks with such names."""
+        every: dict[str, Callable[[], Promise | Iterator[Promise]]] = {
+            "replay": self._replay,
+            "widths": self._widths,
+            "speculation": self._speculation,
+            "batch": self._batch,
+            "recorded": self._recorded,
+            "chunks": self._chunks,
+            "warm": self._warm,
+            "generated": self._generated,
+            "starting_over": self._starting_over,
+            "threads": self._threads,
+        }
+        assert tuple(every) == CHECKS
+        for name, check in every.items():
+            if name in checks:
+                found = check()
+                yield from (found,) if isinstance(found, Promise) else found
 
     def _request(self, name: str, prompt: Sequence[int], **changes: float) -> Request:
         """Sampled, since a sampled token hangs on more of the logits than the largest one, and with
@@ -152,8 +179,10 @@ class Audit:
             text, f"{len(requests)} requests, equal at k {', '.join(kept) or 'none'}", pairs
         )
 
-    def _replay(self) -> Promise:
+    def _replay(self) -> Iterator[Promise]:
         """What no promise holds for: how often texts differ from those of exact replay."""
+        if self.settings.replay == "exact":
+            return
         lengths = (120, 200, 300, 400, 500, 600, 700, 800)
         requests = [
             self._request(f"replay {i}", self._prompt(f"replay {i}", length), presence_penalty=0.0)
@@ -166,7 +195,7 @@ class Audit:
         pairs = list(zip(*answers, strict=True))
         same = sum(exact == bounded for exact, bounded in pairs)
         first = sum(exact.tokens[:1] == bounded.tokens[:1] for exact, bounded in pairs)
-        return Promise(
+        yield Promise(
             "replay is bounded, so texts behind prompts longer than a window may differ from the "
             "model's own",
             "approximate",
@@ -183,11 +212,30 @@ class Audit:
             alone = [engine.run([request])[0] for request in requests]
             together = engine.run(requests)
             turned = engine.run(requests[::-1])[::-1]
+            crowds = [self._among_others(engine, requests, number) for number in range(CROWDS)]
+        found = [*together, *turned, *(answer for crowd in crowds for answer in crowd)]
         return _compare(
             "batch mates and their order never change text",
-            f"{len(requests)} requests alone, together, and together in turned order",
-            zip(alone + alone, together + turned, strict=True),
+            f"{len(requests)} requests alone, together, in turned order, and {CROWDS} times among "
+            f"{NEIGHBOURS} others that are drawn at random",
+            zip(alone * (len(found) // len(alone)), found, strict=True),
         )
+
+    def _among_others(
+        self, engine: Engine, requests: Sequence[Request], number: int
+    ) -> list[Answer]:
+        """Answers to `requests` in company whose lengths, draws, ends and places are drawn."""
+        draw = random.Random(f"crowd {number}")
+        crowd = [*requests]
+        for mate in range(NEIGHBOURS):
+            name = f"crowd {number}, {mate}"
+            prompt = self._prompt(name, draw.randrange(1, 3 * PAGE_TOKENS))
+            more = {"temperature": draw.choice((0.0, 1.0)), "top_p": draw.choice((0.9, 1.0))}
+            made = draw.randrange(1, 2 * self.tokens)
+            crowd.append(self._request(name, prompt, max_tokens=made, **more))
+        draw.shuffle(crowd)
+        answers = dict(zip((one.id for one in crowd), engine.run(crowd), strict=True))
+        return [answers[one.id] for one in requests]
 
     def _recorded(self) -> Promise:
         """Of all widths up to that of the batch, since answers end one by one."""

@@ -104,13 +104,14 @@ def test_guesses_are_compared_depth_by_depth() -> None:
     ("noise", "broken"),
     [
         (lambda settings, mates, cached, lost: mates, {"logits", "batch"}),
+        (lambda settings, mates, cached, lost: mates > 6, {"logits", "batch"}),
         (lambda settings, mates, cached, lost: settings.graphs == "on", {"recorded"}),
         (lambda settings, mates, cached, lost: settings.max_step_tokens, {"any"}),
         (lambda settings, mates, cached, lost: cached, {"warm", "with"}),
         (lambda settings, mates, cached, lost: lost, {"starting", "reused"}),
         (lambda settings, mates, cached, lost: settings.threads, {"the"}),
     ],
-    ids=["mates", "recorded", "chunks", "cache", "preemption", "threads"],
+    ids=["mates", "neighbours", "recorded", "chunks", "cache", "preemption", "threads"],
 )
 def test_a_broken_promise_is_named_and_no_other(noise: Noise, broken: set[str]) -> None:
     found = verdicts(noise)
