@@ -25,6 +25,7 @@ from relight.base.types import EngineInfo, Request
 from relight.engine.assemble import assemble
 from relight.engine.loop import Loop
 from relight.kernels.device import answers
+from tools.about import about
 
 Tokens = dict[str, list[int]]
 
@@ -103,7 +104,7 @@ def compare(
     recorded and no kernel runs."""
     wanted: dict[str, tuple[str, Tokens]] = {}
     found: dict[str, dict[str, Any]] = dict(before or {})
-    result = {"requests": len(requests), "arms": found}
+    result = {**about(base.device), "requests": len(requests), "arms": found}
     for arm in arms:
         key = f"{arm.group}: {arm.name}"
         if key in found:

@@ -4,10 +4,10 @@
 
 Writes the file as it goes, to be committed as docs/gpu/step_kernels.json: device, versions, the
 hash of the sources, registers and spills, the error of every trial and whether rows keep their bits
-(also of the form for Volta, whose PTX the driver compiles), and for each shape the time with its
-share of a read-only stream measured in the same run. Weights rotate through more than a cache
-holds; experts are drawn anew for each launch. Products of given rows are shares of the rate at
-which torch multiplies bf16, beside torch with decoded weights. Exits with 1 if a check failed.
+(those of Volta's form: tools/volta.py), and for each shape the time with its share of a read-only
+stream measured in the same run. Weights rotate through more than a cache holds; experts are drawn
+anew for each launch. Products of given rows are shares of the rate at which torch multiplies bf16,
+beside torch with decoded weights. Exits with 1 if a check failed.
 
 A kernel that takes the device down ends what its process can do, so the program then begins anew
 behind it.
@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,8 @@ from relight.kernels.device import answers, architecture
 from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.forms import form_of
-from relight.kernels.launch import Long, cuda_launcher
+from relight.kernels.launch import Long
 from relight.kernels.linear.step import StepLinear
-from relight.kernels.nvrtc import NoNvrtc
 from relight.kernels.small import stream_read
 from relight.kernels.testing import same_bits
 from relight.kernels.toolbox import Toolbox
@@ -145,10 +144,10 @@ def event() -> torch.cuda.Event:
 Line = dict[str, object]
 
 
-def checked(tools: Toolbox, device: torch.device, what: str, known: int) -> Iterator[Line]:
-    """Errors of the trials behind those that are known, and rows in company, place and alone. One
-    that cannot be run at all is a line, too."""
-    for trial in trials(tools, device)[known:]:
+def checked(some: Iterable[Trial], what: str) -> Iterator[Line]:
+    """Errors of some trials, and rows in company, place and alone. One that cannot be run at all is
+    a line, too."""
+    for trial in some:
         variant = trial.variant
         line: Line = {"form": what, "op": variant.op, "family": variant.family}
         line["shape"] = trial.shape
@@ -429,13 +428,6 @@ def main() -> None:
     run.check(tools, device, arch)
     if not args.quick and form_of(arch).bf16:
         run.time(tools, device)
-    try:
-        volta = builder("compute_70", say, cache)
-        list(build_all([(volta, kernel) for kernel in kernels("compute_70")]))
-    except NoNvrtc as problem:  # that of CUDA 13 has forgotten it
-        run.result["volta"] = problem.message
-    else:
-        run.check(Toolbox(volta, cuda_launcher(device)), device, "compute_70")
     run.write()
     sys.exit(0 if all(line["good"] for line in run.result["checks"]) else 1)
 
@@ -453,13 +445,9 @@ class Run:
 
     def check(self, tools: Toolbox, device: torch.device, form: str) -> None:
         checks = self.result["checks"]
-        known = sum(line["form"] == form for line in checks)
-        for line in checked(tools, device, form, known):
+        for line in checked(trials(tools, device)[len(checks) :], form):
             checks.append(line)
             self.write()
-            if time.monotonic() > self.deadline_s and form != architecture(device):
-                self.result["volta"] = "no time was left for all of it"
-                return
             if "failed" in line:
                 self._go_on_if_lost(device)
 

@@ -1,0 +1,119 @@
+"""The promises of `relight audit` on a device: ember-v4 with all kernels, its steps recorded and
+eager, and a tiny model with a draft, for guesses. Checks run beside each other, each in a process
+of its own.
+
+    python -m tools.audit --out FILE [--device cuda] [--minutes 2] [--workers 8]
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.base.packaged import EMBER_V4
+from relight.base.settings import Settings
+from relight.lab.audit import CHECKS, Audit
+from relight.lab.inprocess import start_in_process
+from tools.about import about
+from tools.beside import run_all, tell
+
+DRAFTED = Path(__file__).parents[1] / "tests" / "golden" / "v4_dspark" / "checkpoint"
+WITHOUT_DRAFT = tuple(check for check in CHECKS if check not in ("speculation", "replay"))
+
+
+@dataclass(frozen=True)
+class Arm:
+    settings: Settings
+    checks: tuple[str, ...]
+    num_slots: int = 8
+
+
+def arms(device: str) -> dict[str, Arm]:
+    """By name. Nothing can be recorded, and no kernel runs, but on CUDA devices. The tiny model's
+    shapes have no kernels, so few sequences run: a wide step by definitions is not soon recorded.
+    """
+    is_cuda, found = device.startswith("cuda"), dict[str, Arm]()
+    ember = Settings(model=EMBER_V4, device=device, kernels="cuda" if is_cuda else "auto")
+    tiny = Settings(model=str(DRAFTED), device=device, kernels="reference", spec="dspark", spec_k=3)
+    for name, graphs in (("recorded", "on"), ("eager", "off")):
+        if is_cuda or graphs == "off":
+            how = {"graphs": graphs}
+            found[f"ember-v4, {name}"] = Arm(msgspec.structs.replace(ember, **how), WITHOUT_DRAFT)
+            guessing = msgspec.structs.replace(tiny, **how)
+            found[f"v4_dspark, {name}"] = Arm(guessing, ("speculation",), num_slots=2)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=16, help="that each request makes")
+    parser.add_argument("--check", nargs=2, metavar=("ARM", "CHECK"), help="only this, told")
+    args = parser.parse_args()
+    if args.check:
+        arm_name, check_name = args.check
+        one(args.device, arm_name, check_name, args.tokens)
+    else:
+        sys.exit(0 if is_kept(gather(args)) else 1)
+
+
+def gather(args: argparse.Namespace) -> dict[str, Any]:
+    begun_s, wanted = time.monotonic(), arms(args.device)
+    result: dict[str, Any] = about(args.device)
+    result["arms"] = {
+        name: {"settings": _changes(arm.settings), "promises": []} for name, arm in wanted.items()
+    }
+    base = [sys.executable, "-m", "tools.audit", "--out", str(args.out), "--device", args.device]
+    base += ["--tokens", str(args.tokens), "--check"]
+    jobs = {
+        f"{name}: {check}": [*base, name, check]
+        for name, arm in wanted.items()
+        for check in arm.checks
+    }
+
+    def write() -> None:
+        result["seconds"] = round(time.monotonic() - begun_s, 1)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    def take(name: str, told: dict[str, Any]) -> None:
+        result["arms"][name.partition(": ")[0]]["promises"].append(told)
+        print(name, told, flush=True)
+        write()
+
+    write()
+    seconds = 60 * args.minutes - (time.monotonic() - begun_s)
+    result["not_ended"] = run_all(jobs, take, seconds=seconds, workers=args.workers)
+    write()
+    return result
+
+
+def one(device: str, arm: str, check: str, tokens: int) -> None:
+    begun_s, asked = time.monotonic(), arms(device)[arm]
+    audit = Audit(asked.settings, start_in_process, tokens=tokens, num_slots=asked.num_slots)
+    for promise in audit.promises((check,)):
+        took_s = round(time.monotonic() - begun_s, 1)
+        tell({"check": check, **msgspec.structs.asdict(promise), "took_s": took_s})
+
+
+def is_kept(found: dict[str, Any]) -> bool:
+    """Whether all checks came to their ends, and none found a promise broken."""
+    promises = [one for arm in found["arms"].values() for one in arm["promises"]]
+    return found.get("not_ended") == {} and all(one["verdict"] != "not kept" for one in promises)
+
+
+def _changes(settings: Settings) -> dict[str, object]:
+    """What differs from the defaults, but for the model, which its arm names."""
+    usual = msgspec.structs.asdict(msgspec.structs.replace(Settings(), model=settings.model))
+    return {k: v for k, v in msgspec.structs.asdict(settings).items() if usual[k] != v}
+
+
+if __name__ == "__main__":
+    main()
