@@ -1,8 +1,12 @@
 """Everything that needs an accelerator, in one call of ten minutes: kernels built, checked and
-timed, the step benchmark, text compared between all forms of a step, a model of real size, kernels
-under compute-sanitizer, and the tests, which get what the others leave.
+timed, the step benchmark, text compared between all forms of a step, the promises, a model of real
+size, kernels under compute-sanitizer and in the form for Volta, and the tests, which get what the
+others leave.
 
     python -m tools.gpu --out DIR [--device cuda] [--minutes 9] [--stages texts,step] [--quick]
+                        [--nvrtc DIR]
+
+DIR of --nvrtc has an NVRTC of CUDA 12, without which there is no code for Volta (tools/volta.py).
 
 Each stage is a process with a share of the time (what one leaves, the next may use) and writes
 DIR/<stage>.json as it goes, so that a stage which fails or runs out of time leaves what it found,
@@ -14,19 +18,20 @@ with 1 if a stage did not end well.
 import argparse
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.sources import sources_hash
+from tools import audit, volta
+from tools.about import about
 
 ROOT = Path(__file__).parents[1]
 LEAST_S = 10.0
@@ -44,13 +49,14 @@ Found = dict[str, Any]
 @dataclass(frozen=True)
 class Job:
     """What a stage is told: where its JSON goes, a folder for what need not be kept, the device,
-    and the seconds that it has."""
+    the seconds that it has, and the folder of an NVRTC that knows Volta."""
 
     file: Path
     scratch: Path
     device: str
     seconds: float
     quick: bool
+    nvrtc: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Stage:
 
 def _tests(job: Job) -> Sequence[str]:
     return ("-m", "tools.gpu_tests", "--out", str(job.file), "--device", job.device,
-            "--seconds", str(job.seconds - 5))  # fmt: skip
+            "--minutes", str((job.seconds - 5) / 60))  # fmt: skip
 
 
 def _step_kernels(job: Job) -> Sequence[str]:
@@ -78,6 +84,17 @@ def _step_kernels(job: Job) -> Sequence[str]:
 
 def _texts(job: Job) -> Sequence[str]:
     return ("-m", "tools.equal_text", "--out", str(job.file), "--device", job.device)
+
+
+def _audit(job: Job) -> Sequence[str]:
+    return ("-m", "tools.audit", "--out", str(job.file), "--device", job.device,
+            "--minutes", str((job.seconds - 5) / 60))  # fmt: skip
+
+
+def _sm70(job: Job) -> Sequence[str]:
+    given = ("--nvrtc", str(job.nvrtc)) if job.nvrtc else ()
+    return ("-m", "tools.volta", "--out", str(job.file), "--device", job.device,
+            "--minutes", str((job.seconds - 5) / 60), *given)  # fmt: skip
 
 
 def _real(job: Job) -> Sequence[str]:
@@ -110,8 +127,27 @@ def judge_step_kernels(found: Found) -> tuple[bool, str]:
     words = f"{len(checks) - len(bad)} of {len(checks)} checks good, "
     words += f"{len(times) - len(failed)} times"
     words += f"; could not be timed: {', '.join(failed)}" if failed else ""
-    words += f"; the form for Volta was not tried: {found['volta']}" if "volta" in found else ""
     return bool(checks) and not bad, f"{words}{'; bad: ' if bad else ''}{', '.join(bad)}"
+
+
+def judge_sm70(found: Found) -> tuple[bool, str]:
+    if "skipped" in found:
+        return True, f"not tried: {found['skipped']}"
+    checks = found.get("checks", [])
+    bad = [f"{one['op']} {one['family']} {one['shape']}" for one in checks if not one["good"]]
+    words = f"{len(checks) - len(bad)} of {found.get('trials')} checks good"
+    return volta.is_good(found), f"{words}{'; bad: ' if bad else ''}{', '.join(bad)}"
+
+
+def judge_audit(found: Found) -> tuple[bool, str]:
+    words = []
+    for name, arm in found.get("arms", {}).items():
+        counts = Counter(one["verdict"] for one in arm["promises"])
+        words.append(f"{name}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}")
+        broken = (one for one in arm["promises"] if one["verdict"] == "not kept")
+        words += [f"NOT KEPT: {one['text']} ({one['detail']})" for one in broken]
+    words += [f"{name}: {why[0]}" for name, why in found.get("not_ended", {}).items()]
+    return bool(words) and audit.is_kept(found), "; ".join(words)
 
 
 def judge_arms(found: Found) -> tuple[bool, str]:
@@ -155,12 +191,14 @@ def judge_sanitize(found: Found) -> tuple[bool, str]:
 
 
 STAGES = (
-    Stage("step_kernels", 55, _step_kernels, judge_step_kernels),  # took 24 s of an H200
-    Stage("step", 100, _step, judge_step),  # 40 to 70
+    Stage("step_kernels", 40, _step_kernels, judge_step_kernels),  # took 24 s of an H200
+    Stage("step", 75, _step, judge_step),  # 40 to 70
+    Stage("sm70", 45, _sm70, judge_sm70),
     Stage("texts", 105, _texts, judge_arms),  # 100
-    Stage("answers", 140, _real, judge_arms),  # 140, most of it to write 16 GB to a disk
-    Stage("sanitize", 60, _sanitize, judge_sanitize),  # 49
-    Stage("tests", 80, _tests, judge_tests, {"OMP_NUM_THREADS": "1"}),
+    Stage("audit", 45, _audit, judge_audit),
+    Stage("answers", 115, _real, judge_arms),  # 140, most of it to write 16 GB to a disk
+    Stage("sanitize", 50, _sanitize, judge_sanitize),  # 49
+    Stage("tests", 65, _tests, judge_tests, {"OMP_NUM_THREADS": "1"}),
 )
 """Seconds add up to a call's nine minutes, so that the last one gets all that was left."""
 
@@ -172,6 +210,7 @@ def run_stages(
     device: str,
     seconds: float,
     quick: bool = False,
+    nvrtc: Path | None = None,
     about: Found | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Found]:
@@ -187,7 +226,7 @@ def run_stages(
             line: Found = {"stage": stage.name, "good": False, "words": "no time was left"}
         else:
             with tempfile.TemporaryDirectory(dir=scratch_place()) as scratch:
-                job = Job(file, Path(scratch), device, limit_s, quick)
+                job = Job(file, Path(scratch), device, limit_s, quick, nvrtc)
                 line, took_s = _run(stage, job, about or {}, clock)
             saved_s = max(0.0, stage.seconds + saved_s - took_s)
         lines.append(line)
@@ -261,21 +300,6 @@ def _write(file: Path, found: Found) -> None:
     file.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def about_device(device: str) -> Found:
-    import torch
-
-    module = torch.get_device_module(device)
-    name = module.get_device_name() if hasattr(module, "get_device_name") else device
-    return {
-        "sources": sources_hash(),
-        "device": name,
-        "torch": str(torch.__version__),
-        "python": sys.version.split()[0],
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": shlex.join(["python", "-m", "tools.gpu", *sys.argv[1:]]),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -284,16 +308,21 @@ def main() -> None:
     names = [stage.name for stage in STAGES]
     parser.add_argument("--stages", default=",".join(names), help="of " + ", ".join(names))
     parser.add_argument("--quick", action="store_true", help="small sizes, and no kernel is timed")
+    parser.add_argument("--nvrtc", type=Path, help="folder with NVRTC of CUDA 12, for sm70")
     args = parser.parse_args()
     chosen = args.stages.split(",")
     unknown = [name for name in chosen if name not in names]
     if unknown:
         parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(names)}")
     stages = [stage for stage in STAGES if stage.name in chosen]
-    about = about_device(args.device)
-    seconds = 60 * args.minutes
     lines = run_stages(
-        stages, args.out, device=args.device, seconds=seconds, quick=args.quick, about=about
+        stages,
+        args.out,
+        device=args.device,
+        seconds=60 * args.minutes,
+        quick=args.quick,
+        nvrtc=args.nvrtc and args.nvrtc.resolve(),
+        about=about(args.device),
     )
     sys.exit(0 if all(line["good"] for line in lines) else 1)
 

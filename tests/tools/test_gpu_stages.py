@@ -2,30 +2,42 @@
 
 import fcntl
 import json
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from relight.base.settings import Settings
-from tools import equal_text, sanitize
+from relight.kernels.canary import Trial
+from relight.kernels.cuda_tools import VARIANTS
+from tools import audit, equal_text, sanitize, volta
+from tools.about import command
 from tools.arms import Arm, compare, difference, known
+from tools.beside import run_all
 from tools.gpu import (
     STAGES,
     Found,
     Job,
     Stage,
     judge_arms,
+    judge_audit,
     judge_sanitize,
+    judge_sm70,
     judge_step,
     judge_step_kernels,
     judge_tests,
     run_stages,
     scratch_place,
 )
-from tools.gpu_tests import announced, outcome, run
+from tools.gpu_report import dealt
+from tools.gpu_tests import run
 
 GOOD = "import json, sys; json.dump({'value': 7}, open(sys.argv[1], 'w')); print('said')"
 FAILS = GOOD + "; raise SystemExit('no device')"
@@ -152,6 +164,27 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
     good, words = judge_step_kernels({"checks": [check, {**check, "good": False}]})
     assert (good, words.endswith("bad: sm_90 linear FP8")) == (False, True)
     assert not judge_step_kernels({})[0]
+    ptx = {**check, "family": "step"}
+    whole: Found = {"checks": [ptx], "trials": 1, "not_ended": {}}
+    assert judge_sm70(whole) == (True, "1 of 1 checks good")
+    assert not judge_sm70({**whole, "trials": 2})[0]
+    assert judge_sm70({**whole, "checks": [{**ptx, "good": False}]}) == (
+        False,
+        "0 of 1 checks good; bad: linear step FP8",
+    )
+    assert judge_sm70({"skipped": "no NVRTC"}) == (True, "not tried: no NVRTC")
+    assert not judge_sm70({})[0]
+    kept = {"verdict": "kept", "text": "text", "detail": "3 tokens"}
+    arms = {"recorded": {"promises": [kept, kept]}}
+    assert judge_audit({"arms": arms, "not_ended": {}}) == (True, "recorded: 2 kept")
+    assert not judge_audit({"arms": arms})[0]
+    late = {"recorded: threads": ["no time was left"]}
+    good, words = judge_audit({"arms": arms, "not_ended": late})
+    assert (good, words) == (False, "recorded: 2 kept; recorded: threads: no time was left")
+    arms = {"eager": {"promises": [{**kept, "verdict": "not kept"}]}}
+    good, words = judge_audit({"arms": arms, "not_ended": {}})
+    assert (good, words) == (False, "eager: 1 not kept; NOT KEPT: text (3 tokens)")
+    assert not judge_audit({})[0]
     assert judge_arms({"arms": {"a": {"equal": True}}})[0]
     assert not judge_arms({"arms": {"a": {"equal": True}, "b": {"equal": False}}})[0]
     assert not judge_arms({})[0]
@@ -204,31 +237,146 @@ def test_what_a_sanitizer_prints_is_judged(log: str, good: bool, words: str) -> 
     assert not judge_sanitize({})[0]
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        (
-            "[gw1] [ 12%] PASSED tests/a.py::test_b[cuda-1] ",
-            ("tests/a.py::test_b[cuda-1]", "passed"),
-        ),
-        ("tests/a.py::test_b", None),
-        ("[gw0] [ 3%] FAILED x.py::test", ("x.py::test", "failed")),
-    ],
-)
-def test_outcomes_are_read_off_lines(line: str, found: tuple[str, str] | None) -> None:
-    assert outcome(line) == found
-    assert announced(line) is None
+OUTCOMES = """
+import json, os, pathlib, pytest, signal, time
+def test_good(): pass
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_some(n): assert n != 2, "n is two"
+def test_set_up(missing): pass
+@pytest.mark.skip
+def test_skipped(): pass
+def test_cut_short(request):
+    report = pathlib.Path(request.config.getoption("--report"))
+    while len(json.loads(report.read_text()).get("not_run", ())) != 1:
+        time.sleep(0.1)
+    os.killpg(0, signal.SIGKILL)
+"""
 
 
-def test_tests_that_hang_in_silence_are_ended_and_what_came_is_kept(tmp_path: Path) -> None:
-    code = "print('2 workers [3 items]'); print('[gw0] [ 9%] PASSED a.py::test_b', flush=True)"
-    code += "; import time; time.sleep(60)"
-    out, begun_s = tmp_path / "tests.json", time.monotonic()
-    assert run([sys.executable, "-c", code], out, 2.0) != 0
-    assert time.monotonic() - begun_s < 30
+def pytest_of(folder: Path) -> list[str]:
+    """A command that runs those."""
+    (folder / "test_it.py").write_text(OUTCOMES)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "tools.gpu_report"]
+    return [*command, f"--rootdir={folder}", str(folder)]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "worksteal")], ids=["one", "two"])
+def test_outcomes_and_traces_are_kept_of_tests_that_are_cut_short(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    out = tmp_path / "report.json"
+    out.write_text('{"device": "none"}')
+    assert run([*pytest_of(tmp_path), f"--report={out}", *workers], 300.0) == -signal.SIGKILL
     found = json.loads(out.read_text())
-    assert found["outcomes"] == {"a.py::test_b": "passed"}
-    assert found["counts"] == {"passed": 1, "not_run": 2}
+    assert found["device"] == "none"
+    assert found["counts"] == {"passed": 3, "failed": 1, "error": 1, "skipped": 1, "not_run": 1}
+    assert found["not_passed"] == ["test_it.py::test_set_up", "test_it.py::test_some[2]"]
+    assert found["traces"]["test_it.py::test_some[2]"][-2:] == [
+        "E   AssertionError: n is two",
+        "E   assert 2 != 2",
+    ]
+    assert "fixture 'missing' not found" in str(found["traces"]["test_it.py::test_set_up"])
+    assert found["not_run"] == ["test_it.py::test_cut_short"]
+    assert found["passed"] == {"test_it.py": {"test_good": 1, "test_some": 2}}
+
+
+def test_each_worker_begins_with_what_has_not_passed() -> None:
+    names = [f"a.py::t[{n}]" for n in range(6)] + [f"b.py::u[{n}]" for n in range(5)]
+    passed = {"a.py": {"t": 6}, "b.py": {"u": 4}}  # one has failed, or is new
+    found = dealt(names, passed, 3)
+    assert sorted(found) == names
+    parts = found[:3], found[3:7], found[7:]  # as they are handed out
+    assert [[name[0] for name in part] for part in parts] == [
+        ["b", "a", "a"],
+        ["b", "b", "a", "a"],
+        ["b", "b", "a", "a"],
+    ]
+    assert dealt(names, {"a.py": {"t": 6}, "b.py": {"u": 5}}, 1) == names
+    assert dealt(names, {}, 2) == names
+    assert dealt([], {}, 2) == []
+
+
+def test_a_run_begins_with_what_the_report_of_another_has_not_seen_pass(tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    known.write_text(json.dumps({"passed": {"test_it.py": {"test_good": 1, "test_some": 2}}}))
+    command = [*pytest_of(tmp_path), "--collect-only", f"--known={known}"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    names = [line.partition("::")[2] for line in lines if "::" in line]
+    assert names[-1] == "test_good"
+    assert names[:3] == ["test_some[1]", "test_some[2]", "test_some[3]"]
+
+
+def test_tests_that_hang_in_silence_are_ended() -> None:
+    begun_s = time.monotonic()
+    assert run([sys.executable, "-c", "import time; time.sleep(300)"], 1.0) == 124
+    assert time.monotonic() - begun_s < 100
+
+
+TELLS = "from tools.beside import tell; tell({'n': 1}); print('said')"
+PROGRAMS = {
+    "good": TELLS,
+    "bad": TELLS + "; raise SystemExit(3)",
+    "endless": TELLS + "; import time; time.sleep(60)",
+}
+
+
+def test_programs_beside_each_other_keep_what_they_told() -> None:
+    told: list[tuple[str, Found]] = []
+    commands = {name: [sys.executable, "-c", code] for name, code in PROGRAMS.items()}
+    found = run_all(commands, lambda *one: told.append(one), seconds=6.0, workers=3)
+    assert sorted(told) == [("bad", {"n": 1}), ("endless", {"n": 1}), ("good", {"n": 1})]
+    assert found == {
+        "bad": ["ended with 3", "said"],
+        "endless": ["no time was left for all of it", "said"],
+    }
+    late = run_all(commands, lambda *one: told.append(one), seconds=0.0, workers=3)
+    assert set(late) == set(PROGRAMS)
+
+
+def test_an_audit_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(audit.arms("cuda")) == {
+        f"{model}, {how}" for model in ("ember-v4", "v4_dspark") for how in ("recorded", "eager")
+    }
+    audit.one("cpu", "ember-v4, eager", "recorded", 1)
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line.removeprefix("told: "))
+    assert (told["check"], told["verdict"]) == ("recorded", "not checked")
+
+
+def _trial(kernel: Callable[[Tensor], Tensor], shape: str = "[9, 4]") -> Trial:
+    return Trial(VARIANTS[0], shape, lambda: torch.ones(9, 4), kernel, lambda x: 2 * x, 1e-6)
+
+
+def test_each_trial_of_the_form_for_volta_is_beside_the_devices_own() -> None:
+    def faults(x: Tensor) -> Tensor:
+        raise RuntimeError("an illegal address")
+
+    good, bad = _trial(lambda x: x + x), _trial(faults, "[9, 5]")
+    own = {(VARIANTS[0].op, VARIANTS[0].family, "[9, 4]"): _trial(lambda x: x + 3)}
+    first, second = volta.tried([good, bad], own)
+    assert (first["form"], first["good"], first["error"]) == ("compute_70", True, 0.0)
+    assert (first["native"]["good"], first["native"]["error"]) == (False, 1.0)
+    assert (second["good"], "native" in second) == (False, False)
+    assert second["failed"] == "RuntimeError: an illegal address"
+
+
+def test_what_no_nvrtc_can_compile_is_told_and_no_fault(tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "sm70.json"
+    given = ["volta", "--out", str(out), "--device", "cpu", "--nvrtc", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", given)
+    with pytest.raises(SystemExit) as ended:
+        volta.main()
+    assert ended.value.code == 0
+    found = json.loads(out.read_text())
+    assert "has no libnvrtc.so" in found["skipped"]
+    assert found["device"] == "cpu"
+
+
+def test_results_name_no_place_of_a_machine(tmp_path: Path) -> None:
+    (tmp_path / "x.json").touch()
+    given = ["-m", "tools.gpu", "--out", str(tmp_path), f"{tmp_path}/x.json", "--minutes", "9"]
+    assert command(given) == "python -m tools.gpu --out DIR FILE --minutes 9"
 
 
 def test_the_first_difference_is_told() -> None:
