@@ -17,11 +17,12 @@ class Runner(Protocol):
     step."""
 
     def launch(self, plan: StepPlan) -> Any:
-        """Begins a step, behind those that were launched before."""
+        """Begins a step, behind those that were launched before. Any thread may call it, one at a
+        time."""
         ...
 
     def read(self, launched: Any) -> Iterable[Result]:
-        """Waits until that step has ended; called from another thread than `launch`."""
+        """Waits until that step has ended; may be called from another thread than `launch`."""
         ...
 
 
@@ -57,7 +58,8 @@ class InTurn:
 
 class Overlapped:
     """Steps are launched by a thread of their own, so that the caller plans the next one meanwhile.
-    On a processor the step itself runs there; an accelerator gets it ahead of time."""
+    On a processor the step itself runs there; an accelerator gets it ahead of time. One that the
+    thread has not begun when it is read is launched by who reads it."""
 
     ahead = 1
 
@@ -78,7 +80,7 @@ class Overlapped:
         try:
             return self._runner.launch(plan)
         except BaseException:
-            self._failed = True  # seen by the step behind, which the same thread launches
+            self._failed = True  # seen by the step behind, which is launched after this one
             raise
 
     def _read(self, launched: "Call | Future[Any]") -> Iterable[Result]:

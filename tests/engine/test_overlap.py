@@ -1,5 +1,6 @@
 """Steps that overlap make the same texts, and leave the same behind, as steps in turn."""
 
+import itertools
 import random
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.engine.tape import Tape, record_all
 from tests.engine.test_scheduler import prompt_of, run_until
 
 EXECUTORS = [AtOnce, AtLast, lambda: OneThread("step")]
+"""A step is run before it is read, when it is read, or by who comes first."""
 overlapping = pytest.mark.parametrize("executor", EXECUTORS, ids=["at once", "at last", "thread"])
 
 
@@ -148,18 +150,23 @@ def test_a_failed_step_ends_its_requests_and_those_behind_it_go_on(make_engine, 
 
 
 def test_the_host_plans_while_a_step_runs(make_engine):
-    """The step waits for the plan of the next one: it would never end if they did not overlap."""
+    """A step ends behind the next plan, which is made behind its begin: neither would ever end if
+    they did not overlap."""
     engine = make_engine(executor=OneThread("step"))
-    planned = [threading.Event() for _ in range(8)]
-    calls = iter(planned)
+    begun, planned = ([threading.Event() for _ in range(8)] for _ in range(2))
+    calls = itertools.count()
     plan, execute = engine.scheduler.plan, engine.runner.execute
 
     def tell(now):
+        number = next(calls)
+        if 1 <= number <= 4:
+            assert begun[number - 1].wait(20)
         made = plan(now)
-        next(calls).set()
+        planned[number].set()
         return made
 
     def wait(step):
+        begun[step.step].set()
         assert planned[step.step + 1].wait(20)
         return execute(step)
 
