@@ -1,9 +1,11 @@
-"""Prints what the engine costs per step without a model: scheduler, plan and commit, and what a
-worker adds by encoding the deltas; with steps in turn, and with steps that overlap, where a thread
-takes over and back. Run: python tools/engine_overhead.py"""
+"""Prints what the engine costs per step, with steps in turn and with steps that overlap: first
+without a model, scheduler, plan and commit, and what a worker adds by encoding the deltas; then
+beside a model that takes a millisecond, for how long that stands still between two steps.
+Run: python -m tools.engine_overhead"""
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,10 +16,13 @@ from relight.engine.admission import Limits
 from relight.engine.loop import Loop
 from relight.engine.plan import StepPlan
 from relight.engine.scheduler import Scheduler
-from relight.engine.steps import InTurn, Overlapped
+from relight.engine.steps import InTurn, Overlapped, Runner
 
 STEPS = 2000
 PROMPT_TOKENS = 1000
+MODEL_S = 0.001
+
+Form = type[InTurn] | type[Overlapped]
 
 
 class NoModel:
@@ -30,7 +35,42 @@ class NoModel:
         return launched
 
 
-def make_loop(num_sequences: int, steps: type[InTurn | Overlapped]) -> Loop:
+class Processor(NoModel):
+    """Takes its time where it is launched. `idle_s`: from the end of each step to the next one's
+    begin."""
+
+    def __init__(self) -> None:
+        self.idle_s: list[float] = []
+        self._ended_s = time.perf_counter()
+
+    def launch(self, plan: StepPlan) -> list[int]:
+        self.idle_s.append(time.perf_counter() - self._ended_s)
+        time.sleep(MODEL_S)
+        self._ended_s = time.perf_counter()
+        return super().launch(plan)
+
+
+class Device:
+    """Gets steps ahead of time, and takes its time for one after the other."""
+
+    def __init__(self) -> None:
+        self.idle_s: list[float] = []
+        self._ends_s = time.perf_counter()
+
+    def launch(self, plan: StepPlan) -> tuple[list[int], float]:
+        begins_s = max(time.perf_counter(), self._ends_s)
+        self.idle_s.append(begins_s - self._ends_s)
+        self._ends_s = begins_s + MODEL_S
+        return [7] * len(plan.draws), self._ends_s
+
+    def read(self, launched: tuple[list[int], float]) -> list[int]:
+        tokens, ends_s = launched
+        time.sleep(max(0.0, ends_s - time.perf_counter()))
+        return tokens
+
+
+def make_loop(num_sequences: int, form: Form, runner: Runner) -> Loop:
+    """All of its sequences generate."""
     pages = 1 + num_sequences * 32
     index = PrefixIndex(BlockPool(pages), RecordPool(4 * num_sequences), "no model")
     limits = Limits(
@@ -41,21 +81,18 @@ def make_loop(num_sequences: int, steps: type[InTurn | Overlapped]) -> Loop:
         max_queue=1000,
         vocab_size=129_280,
     )
-    loop = Loop(Scheduler(limits, index), steps(NoModel()))
+    loop = Loop(Scheduler(limits, index), form(runner))
     for number in range(num_sequences):
         prompt = tuple((number * 31 + i) % 1000 for i in range(PROMPT_TOKENS))
         sampling = SamplingParams(max_tokens=3000, stop_token_ids=(1,), seed=number)
         loop.add(Request(id=f"request-{number}", prompt=prompt, sampling=sampling))
+    while loop.stats().generated_tokens < num_sequences:
+        loop.step()
     return loop
 
 
-def measure(
-    num_sequences: int, steps: type[InTurn | Overlapped]
-) -> tuple[list[float], list[float]]:
-    """µs of each step while all sequences generate: the loop alone, and with encoding."""
-    loop = make_loop(num_sequences, steps)
-    while loop.stats().generated_tokens < num_sequences:
-        loop.step()
+def run(loop: Loop) -> tuple[list[float], list[float]]:
+    """Seconds of each step: the loop alone, and with encoding."""
     encoder = msgspec.msgpack.Encoder()
     alone, encoded = [], []
     for _ in range(STEPS):
@@ -65,24 +102,45 @@ def measure(
         for answer in answers:
             encoder.encode(answer)
         end = time.perf_counter()
-        alone.append((middle - start) * 1e6)
-        encoded.append((end - start) * 1e6)
+        alone.append(middle - start)
+        encoded.append(end - start)
     return alone, encoded
 
 
-def show(values: list[float]) -> str:
+def without_model(num_sequences: int, form: Form) -> Sequence[list[float]]:
+    return run(make_loop(num_sequences, form, NoModel()))
+
+
+def beside_model(num_sequences: int, form: Form) -> Sequence[list[float]]:
+    """Of a step's time what is not the model's."""
+    idle = []
+    for runner in (Device(), Processor()):
+        loop = make_loop(num_sequences, form, runner)
+        runner.idle_s.clear()
+        run(loop)
+        idle.append(runner.idle_s)
+    return idle
+
+
+def show(seconds: list[float]) -> str:
+    values = [value * 1e6 for value in seconds]
     low, *_, high = statistics.quantiles(values, n=20)
     return f"{statistics.median(values):7.1f} ({low:.1f} to {high:.1f})"
 
 
+def table(names: Sequence[str], measure: Callable[[int, Form], Sequence[list[float]]]) -> None:
+    print(f"{'sequences':>9}  {'steps':>10}" + "".join(f"  {name:>26}" for name in names))
+    for num_sequences in (1, 8, 32):
+        for form, steps in ((InTurn, "in turn"), (Overlapped, "overlapped")):
+            columns = [f"  {show(column):>26}" for column in measure(num_sequences, form)]
+            print(f"{num_sequences:9}  {steps:>10}{''.join(columns)}")
+
+
 def main() -> None:
     print(f"µs per step, median and 5 % to 95 %, over {STEPS} steps without a model")
-    print(f"{'sequences':>9}  {'steps':>10}  {'loop':>26}  {'loop and encoding':>26}")
-    for num_sequences in (1, 8, 32):
-        for steps in (InTurn, Overlapped):
-            alone, encoded = measure(num_sequences, steps)
-            name = "in turn" if steps is InTurn else "overlapped"
-            print(f"{num_sequences:9}  {name:>10}  {show(alone):>26}  {show(encoded):>26}")
+    table(("loop", "loop and encoding"), without_model)
+    print(f"µs per step for which a model of {MODEL_S * 1000:g} ms stands still")
+    table(("on a device", "in the processor"), beside_model)
 
 
 if __name__ == "__main__":
