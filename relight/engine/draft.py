@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from relight.cache.prefix import MADE
 from relight.engine.holdings import Take
 from relight.engine.plan import (
     LAST_SAMPLED,
@@ -117,6 +118,19 @@ class Draft:
             self.takes.append(take.move)
         self.work[role].append(Work(sequence, end, draws, take, proposed, propose > 0))
         sequence.planned, sequence.proposal = end, ()
+        sequence.in_flight += 1
+
+    def go_on(self, sequence: Sequence) -> None:
+        """The same for its last token, where neither pages, a record, guesses nor a grammar come
+        with it: as in most steps, of which this is most."""
+        slot, start, sampling = sequence.slot, sequence.planned, sequence.request.sampling
+        end = start + 1
+        tokens = (sequence.tokens[start],) if end <= sequence.num_known else NOT_KNOWN
+        self.rows[MADE].append(Rows(slot, start, tokens, True))
+        self.draws[MADE].append(Draw(slot, end, sampling, end - sequence.num_prompt))
+        self.work[MADE].append(Work(sequence, end, True, None))
+        sequence.expect()
+        sequence.planned = end
         sequence.in_flight += 1
 
     def flight(self, step: int) -> Flight:

@@ -213,8 +213,11 @@ class Scheduler:
         role = sequence.roles[start]
         if role == GIVEN:
             end = start + shares[sequence]
-        elif total - start == 1:
-            end = total  # as in all steps but the first ones after it gave way
+        elif total - start == 1:  # as in all steps but the first ones after it gave way
+            if total % self.index.page_tokens > 1 and self._goes_on_alone(sequence):
+                draft.go_on(sequence)
+                return
+            end = total
         else:
             end = min(sequence.run()[1], start + self.limits.made_rows)
         if end == total and sequence.guide is not None and not sequence.may_draw:
@@ -231,6 +234,14 @@ class Scheduler:
         take = self.holdings.take(sequence, role, end + len(proposed))
         ahead = self.speculation.wanted(sequence) if self.speculation else 0
         draft.compute(sequence, role, end, take, proposed, ahead, whole)
+
+    def _goes_on_alone(self, sequence: Sequence) -> bool:
+        """Whether inside of a page nothing comes with its last token, as in most steps."""
+        return (
+            self.speculation is None
+            and sequence.guide is None
+            and sequence.num_sent_pages == len(sequence.pages)
+        )
 
     def _proposed(self, sequence: Sequence, end: int) -> tuple[int, ...]:
         """The guesses behind `end` that the sequence may have, one less than it may draw, and for
@@ -338,13 +349,16 @@ class Scheduler:
             self.holdings.commit(sequence, work.end, work.take)
             return None
         result = next(drawn)
-        token = token_of(result)
+        told: tuple[Logprobs, ...] = ()
+        if isinstance(result, int):
+            token = result
+        else:
+            token, told = result.token, (result.logprobs,)
         if token < 0:
             self._distrust(work)
             return self._give_up(sequence, (), (), now)
         finish = self._learn(sequence, token, now)
         self.holdings.commit(sequence, work.end, work.take)
-        told = () if isinstance(result, int) else (result.logprobs,)
         if finish is not None:
             return self._end(sequence, finish, now, tokens=(token,), logprobs=told)
         return sequence.delta((token,), None, logprobs=told)

@@ -1,5 +1,6 @@
 """A thread that runs one call after the other, unless who waits for one comes first."""
 
+import atexit
 import gc
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,12 +34,12 @@ class NeverComes:
 def sleeper(monkeypatch: pytest.MonkeyPatch) -> OneThread:
     with monkeypatch.context() as patch:
         patch.setattr(onethread, "Thread", NeverComes)
-        patch.setattr(onethread.atexit, "register", lambda wait: None)
+        patch.setattr(atexit, "register", lambda wait: None)
         return OneThread("asleep")
 
 
 @pytest.fixture
-def _threads_take_over_often() -> "object":
+def _threads_take_over_often() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -63,6 +63,24 @@ def test_texts_are_those_of_steps_in_turn(make_engine, executor, tight):
     assert tight == (preempted > 0)
 
 
+@pytest.mark.parametrize(
+    "executor", [lambda: None, AtOnce, AtLast], ids=["in turn", "at once", "at last"]
+)
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_token_that_comes_alone_is_planned_as_any_other(
+    make_engine, monkeypatch, executor, tight
+):
+    """There is a short way for it, which most steps take."""
+    for seed in range(20):
+        short, long = (
+            make_engine(executor=executor(), num_pages=13 if tight else 60, admit_output=2)
+            for _ in range(2)
+        )
+        monkeypatch.setattr(long.scheduler, "_goes_on_alone", lambda sequence: False)
+        assert a_day(short, seed) == a_day(long, seed)
+        assert short.plans == long.plans
+
+
 @overlapping
 def test_a_step_is_launched_before_the_one_before_it_is_read(make_engine, executor):
     engine = make_engine(executor=executor())
