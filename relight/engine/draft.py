@@ -122,7 +122,7 @@ class Draft:
 
     def go_on(self, sequence: Sequence) -> None:
         """The same for its last token, where neither pages, a record, guesses nor a grammar come
-        with it: as in most steps, of which this is most."""
+        with it."""
         slot, start, sampling = sequence.slot, sequence.planned, sequence.request.sampling
         end = start + 1
         tokens = (sequence.tokens[start],) if end <= sequence.num_known else NOT_KNOWN
