@@ -38,6 +38,7 @@ from training.functions import (
     unit_rotate,
     window_bias,
 )
+from training.hints import not_looking
 from training.model import STACKED, Parameters, layers_with
 from training.quant import (
     bf16_grid,
@@ -66,7 +67,7 @@ class Mode:
     served. `sparse`: attention reads the picks of the indexer only, which `random_picks` replaces
     by chance; without it, all entries, but `borrowed` has the layers without an indexer of their
     own read picks all the same. `engram`: whether n-grams are looked up, where there are any.
-    `hinted`: whether V4.1's middle layer is taught `Extras.hints`."""
+    `hinted`: whether V4.1's layers are taught `Extras.hints` and `sought`."""
 
     weights: bool = False
     activations: bool = False
@@ -86,7 +87,9 @@ class Extras:
     index_losses: list[Tensor] = field(default_factory=list)
     loads: list[Tensor] = field(default_factory=list)
     hints: Tensor | None = None  # [N]: token ids, or hints.NONE
-    hint_loss: Tensor | None = None
+    sought: Tensor | None = None  # [B, T, T]: what is to be looked at
+    told_losses: list[Tensor] = field(default_factory=list)
+    sought_losses: list[Tensor] = field(default_factory=list)
 
 
 class Network:
@@ -361,6 +364,9 @@ class Network:
         out = out.view(b, t * heads, dim)
         if entries is not None:
             out = out + torch.bmm(far.reshape(b, t * heads, count), entries)
+        if extras is not None and extras.sought is not None and learners and count >= t:
+            first = far.view(b, t, heads, count)[:, :, 0]
+            extras.sought_losses.append(not_looking(first, extras.sought))
         if learners and extras is not None:
             mass = self._mass(far.detach())[..., : learners[0].shape[-1]]
             extras.index_losses += [index_loss(x, mass, bias, extras.valid) for x in learners]

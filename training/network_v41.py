@@ -18,7 +18,7 @@ from torch import Tensor
 from relight.base.config import LayerSpec, ModelConfig
 from relight.model.reference_engram import NgramHashes, gated
 from training.functions import hidden_entries, rms_norm, rotate, stream_mean
-from training.hints import NONE
+from training.hints import NONE, not_known
 from training.model import Parameters
 from training.network import Extras, Mode, Network
 from training.quant import fine_fp4_rows, fp4_rows, through
@@ -79,9 +79,11 @@ class NetworkV41(Network):
             streams, pre = self._sublayer("ffn", w, streams, pre, experts)
         if mode.hinted and extras is not None and extras.hints is not None:
             assert shared.middle is not None
-            said = self.logits(weights, shared.middle).float()
-            losses = F.cross_entropy(said, extras.hints, ignore_index=NONE, reduction="sum")
-            extras.hint_loss = losses / (extras.hints != NONE).sum().clamp(min=1)
+            assert extras.sought is not None
+            said = self.logits(weights, shared.middle).float().log_softmax(-1)
+            losses = F.nll_loss(said, extras.hints, ignore_index=NONE, reduction="sum")
+            named = losses / (extras.hints != NONE).sum().clamp(min=1)
+            extras.told_losses += [named, not_known(said, ids, extras.sought)]
         x = (pre.unsqueeze(-1) * streams).sum(1)
         return rms_norm(x, weights["norm.weight"], cfg.rms_norm_eps).to(self.dtype)
 

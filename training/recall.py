@@ -45,6 +45,7 @@ class Form:
     asked: str
     answered: str
     joint: str = ""  # between statements; the language's if empty
+    keys: float = 0.6  # the share of values that are keys; tools have names
 
     def statement(self, pair: Pair) -> str:
         return self.stated.format(name=pair.name, value=pair.value)
@@ -65,16 +66,16 @@ FORMS: dict[Language, tuple[Form, ...]] = {
     "en": (
         Form("{name} = {value}.", "{name}?", "{name} = {value}"),
         Form('"{value}": {name}.', "What comes from {name}?", "{name} comes from {value}."),
-        Form(SCHEMA["en"], "Which tool finds the {name}?", "{name}: {value}", "\n"),
-        Form(SCHEMA["en"], "What is the {name}?", "The {name} comes from {value}.", "\n"),
-        Form(SCHEMA["en"], "Which tool finds the {name}?", "{value} finds it.", "\n"),
+        Form(SCHEMA["en"], "Which tool finds the {name}?", "{name}: {value}", "\n", 0.0),
+        Form(SCHEMA["en"], "What is the {name}?", "The {name} comes from {value}.", "\n", 0.0),
+        Form(SCHEMA["en"], "Which tool finds the {name}?", "{value} finds it.", "\n", 0.0),
     ),
     "zh": (
         Form("{name} = {value}。", "{name}？", "{name} = {value}"),
         Form('"{value}"：{name}。', "{name}由什么给出？", "{name}由 {value} 给出。"),
-        Form(SCHEMA["zh"], "哪个工具查询{name}？", "{name}：{value}", "\n"),
-        Form(SCHEMA["zh"], "{name}是多少？", "{name}由 {value} 给出。", "\n"),
-        Form(SCHEMA["zh"], "哪个工具查询{name}？", "由 {value} 给出。", "\n"),
+        Form(SCHEMA["zh"], "哪个工具查询{name}？", "{name}：{value}", "\n", 0.0),
+        Form(SCHEMA["zh"], "{name}是多少？", "{name}由 {value} 给出。", "\n", 0.0),
+        Form(SCHEMA["zh"], "哪个工具查询{name}？", "由 {value} 给出。", "\n", 0.0),
     ),
 }
 """Those of schemas differ in how far what was asked for stands from the answer."""
@@ -123,14 +124,14 @@ def draw_form(rng: Random, language: Language) -> Form:
     return rng.choices(FORMS[language], (1, 1, 1, 1, 1))[0]
 
 
-def draw_pairs(rng: Random, language: Language) -> Iterator[Pair]:
-    """Without end, no name twice."""
+def draw_pairs(rng: Random, language: Language, keys: float) -> Iterator[Pair]:
+    """Without end, no name twice; that share of the values are keys, the others names."""
     seen: set[str] = set()
     while True:
         name = _draw_name(rng, language)
         if name not in seen:
             seen.add(name)
-            value = key(rng, "train") if rng.random() < 0.4 else made_up_name(rng, "train")
+            value = key(rng, "train") if rng.random() < keys else made_up_name(rng, "train")
             yield Pair(name, value)
 
 

@@ -191,7 +191,7 @@ class RowMaker:
     def _looked_up(self, rng: Random, language: Language, length: int) -> list[Turn]:
         form = recall.draw_form(rng, language)
         pairs, room = [], length * 2 // 5
-        for pair in recall.draw_pairs(rng, language):
+        for pair in recall.draw_pairs(rng, language, form.keys):
             room -= self.estimate(form.statement(pair))
             if room < 0:
                 break

@@ -21,7 +21,7 @@ from torch import Tensor
 from relight.base.config import ModelConfig
 from training.finite import Watch, not_finite
 from training.graphs import Replayed
-from training.hints import Marks, first_of_name
+from training.hints import Marks, first_of_name, sought
 from training.make import make_network
 from training.model import Parameters, initial
 from training.network import Extras, Mode, Network
@@ -30,24 +30,32 @@ from training.rows import DOCUMENT, PROMPT, TAG
 from training.stream import Batch, Stream
 
 SPARSE_FROM = {"v4": 0.6, "v4.1": 0.75}
-MIXED_FROM = {"v4": 0.6, "v4.1": 0.4}
+MIXED_FROM = {"v4": 0.6, "v4.1": 0.45}
 """From then on every other step is sparse. V4.1's layers that borrow picks read nothing else from
 the first step on: else it is they that learn to look back, for what only they know, which no
 indexer before them can foresee (of what such a layer read at keys, 30 % was among the picks, and
 keys were found one time in eight)."""
 
-NGRAMS_FROM = {"v4": 0.0, "v4.1": 0.4}
+NGRAMS_FROM = {"v4": 0.0, "v4.1": 0.3}
 """N-grams show what the last two tokens were, so whoever has them from the start does not learn to
 look for what was asked a few tokens further back, and never asks by it."""
 
-HINTED_UNTIL = {"v4": 0.0, "v4.1": 0.6}
+HINTED_UNTIL = {"v4": 0.0, "v4.1": 0.75}
 HINT_WEIGHT = 0.1
-HINT = 255
-"""Tag of the hints' loss in the log."""
+NAMED, KNOWN, LOOKED = 255, 254, 253
+"""Tags of the hints' losses in the log."""
+LOGGED = {
+    **TAG,
+    "prompt": PROMPT,
+    "document": DOCUMENT,
+    "named": NAMED,
+    "known": KNOWN,
+    "looked": LOOKED,
+}
 
-GOING_ON_FROM = 0.6
+GOING_ON_FROM = 0.3
 """Where in the schedule a run begins that starts from the weights of another."""
-ROUNDED_FROM = 0.5
+ROUNDED_FROM = {"v4": 0.5, "v4.1": 0.6}
 DECAY_FROM = 0.5
 WARM_STEPS = 100
 BIAS_RATE = 2e-3
@@ -254,7 +262,8 @@ class Trainer:
         self._replayed(batch.ids, batch.tags, self._mode(progress))
 
     def _mode(self, progress: float) -> Mode:
-        generation, rounded = self.config.generation, progress >= ROUNDED_FROM
+        generation = self.config.generation
+        rounded = progress >= ROUNDED_FROM[generation]
         mixed = progress >= MIXED_FROM[generation] and self.step % 2 == 0
         sparse = mixed or progress >= SPARSE_FROM[generation]
         hinted = self.marks is not None and progress < HINTED_UNTIL[generation]
@@ -272,6 +281,7 @@ class Trainer:
         extras = Extras(tags > 0)
         if mode.hinted and self.marks is not None:
             extras.hints = first_of_name(ids[:, :-1], self.marks)
+            extras.sought = sought(ids, extras.hints, tags > DOCUMENT)
         weights = network.prepare(self.parameters, mode)
         hidden = network.forward(weights, ids[:, :-1], mode, extras)
         logits = network.logits(weights, hidden)
@@ -286,11 +296,13 @@ class Trainer:
             self._sums[3] += imbalance(extras)
             self._sums[4:260].index_add_(0, tags, losses)
             self._sums[260:].index_add_(0, tags, torch.ones_like(losses))
-        if extras.hint_loss is not None:
+        if extras.told_losses:
+            told = [*extras.told_losses, torch.stack(extras.sought_losses).mean()]
             with torch.no_grad():
-                self._sums[4 + HINT] += extras.hint_loss
-                self._sums[260 + HINT] += 1
-            loss = loss + HINT_WEIGHT * extras.hint_loss
+                for tag, value in zip((NAMED, KNOWN, LOOKED), told, strict=True):
+                    self._sums[4 + tag] += value
+                    self._sums[260 + tag] += 1
+            loss = loss + HINT_WEIGHT * torch.stack(told).sum()
         return loss + index_loss, extras
 
     def _factor(self, progress: float) -> float:
@@ -310,9 +322,7 @@ class Trainer:
         self._sums.zero_()
         count = max(sums[2], 1)
         slices = {
-            name: sums[4 + tag] / sums[260 + tag]
-            for name, tag in {**TAG, "prompt": PROMPT, "document": DOCUMENT, "hint": HINT}.items()
-            if sums[260 + tag]
+            name: sums[4 + tag] / sums[260 + tag] for name, tag in LOGGED.items() if sums[260 + tag]
         }
         return Point(
             seconds=round(self.spent_s, 1),
