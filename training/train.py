@@ -53,7 +53,7 @@ LOGGED = {
     "looked": LOOKED,
 }
 
-GOING_ON_FROM = 0.3
+GOING_ON_FROM = {"v4": 0.6, "v4.1": 0.3}
 """Where in the schedule a run begins that starts from the weights of another."""
 ROUNDED_FROM = {"v4": 0.5, "v4.1": 0.6}
 DECAY_FROM = 0.5
@@ -370,7 +370,7 @@ class Trainer:
         """Weights as they are stored, in a new run of the last phases."""
         for name, tensor in self.parameters.items():
             tensor.copy_(weights[name])
-        self.begun_at = GOING_ON_FROM
+        self.begun_at = GOING_ON_FROM[self.config.generation]
 
     def resume(self, path: Path) -> None:
         state = torch.load(path, map_location=self.device, weights_only=True)
