@@ -4,9 +4,9 @@ size, kernels under compute-sanitizer and in the form for Volta, and the tests, 
 others leave.
 
     python -m tools.gpu --out DIR [--device cuda] [--minutes 9] [--stages texts,step] [--quick]
-                        [--nvrtc DIR]
+                        [--ptx FOLDER | --nvrtc DIR]
 
-DIR of --nvrtc has an NVRTC of CUDA 12, without which there is no code for Volta (tools/volta.py).
+FOLDER has code for Volta, or DIR an NVRTC of CUDA 12 that makes it (tools/volta.py).
 
 Each stage is a process with a share of the time (what one leaves, the next may use) and writes
 DIR/<stage>.json as it goes, so that a stage which fails or runs out of time leaves what it found,
@@ -49,13 +49,14 @@ Found = dict[str, Any]
 @dataclass(frozen=True)
 class Job:
     """What a stage is told: where its JSON goes, a folder for what need not be kept, the device,
-    the seconds that it has, and the folder of an NVRTC that knows Volta."""
+    the seconds that it has, and the folder of PTX for Volta, or of an NVRTC that makes it."""
 
     file: Path
     scratch: Path
     device: str
     seconds: float
     quick: bool
+    ptx: Path | None = None
     nvrtc: Path | None = None
 
 
@@ -92,7 +93,8 @@ def _audit(job: Job) -> Sequence[str]:
 
 
 def _sm70(job: Job) -> Sequence[str]:
-    given = ("--nvrtc", str(job.nvrtc)) if job.nvrtc else ()
+    folders = {"--ptx": job.ptx, "--nvrtc": job.nvrtc}
+    given = [part for name, one in folders.items() if one for part in (name, str(one))]
     return ("-m", "tools.volta", "--out", str(job.file), "--device", job.device,
             "--minutes", str((job.seconds - 5) / 60), *given)  # fmt: skip
 
@@ -133,6 +135,8 @@ def judge_step_kernels(found: Found) -> tuple[bool, str]:
 def judge_sm70(found: Found) -> tuple[bool, str]:
     if "skipped" in found:
         return True, f"not tried: {found['skipped']}"
+    if "missing" in found:
+        return False, found["missing"]
     checks = found.get("checks", [])
     bad = [f"{one['op']} {one['family']} {one['shape']}" for one in checks if not one["good"]]
     words = f"{len(checks) - len(bad)} of {found.get('trials')} checks good"
@@ -210,6 +214,7 @@ def run_stages(
     device: str,
     seconds: float,
     quick: bool = False,
+    ptx: Path | None = None,
     nvrtc: Path | None = None,
     about: Found | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -226,7 +231,7 @@ def run_stages(
             line: Found = {"stage": stage.name, "good": False, "words": "no time was left"}
         else:
             with tempfile.TemporaryDirectory(dir=scratch_place()) as scratch:
-                job = Job(file, Path(scratch), device, limit_s, quick, nvrtc)
+                job = Job(file, Path(scratch), device, limit_s, quick, ptx, nvrtc)
                 line, took_s = _run(stage, job, about or {}, clock)
             saved_s = max(0.0, stage.seconds + saved_s - took_s)
         lines.append(line)
@@ -308,6 +313,7 @@ def main() -> None:
     names = [stage.name for stage in STAGES]
     parser.add_argument("--stages", default=",".join(names), help="of " + ", ".join(names))
     parser.add_argument("--quick", action="store_true", help="small sizes, and no kernel is timed")
+    parser.add_argument("--ptx", type=Path, help="folder of PTX for sm70")
     parser.add_argument("--nvrtc", type=Path, help="folder with NVRTC of CUDA 12, for sm70")
     args = parser.parse_args()
     chosen = args.stages.split(",")
@@ -321,6 +327,7 @@ def main() -> None:
         device=args.device,
         seconds=60 * args.minutes,
         quick=args.quick,
+        ptx=args.ptx and args.ptx.resolve(),
         nvrtc=args.nvrtc and args.nvrtc.resolve(),
         about=about(args.device),
     )

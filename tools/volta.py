@@ -1,11 +1,12 @@
 """The form of the kernels for Volta, as PTX of compute_70 that the driver compiles for the device
 that is there: each trial beside its definition, and beside the same trial of the device's own form.
 
-    python -m tools.volta --out FILE [--nvrtc DIR] [--minutes 1] [--workers 8]
+    python -m tools.volta --out FILE [--ptx FOLDER | --nvrtc DIR] [--minutes 1] [--workers 8]
 
-NVRTC of CUDA 13 has forgotten Volta. DIR has one of CUDA 12, as nvidia-cuda-nvrtc-cu12 unpacks; it
-is loaded by its path, whichever torch has loaded. Without DIR the environment must have one; if it
-has none, that is told and is no fault. Which form is compiled a macro says (STEP_FORM), so the code
+NVRTC of CUDA 13 has forgotten Volta. FOLDER has PTX that one of CUDA 12 compiled before, elsewhere
+(tools/carried.py). DIR has such an NVRTC itself, as nvidia-cuda-nvrtc-cu12 unpacks; it is loaded by
+its path, whichever torch has loaded. Without either the environment must have one; if it has none,
+that is told and is no fault. Which form is compiled a macro says (STEP_FORM), so the code
 is what a V100 would run; how fast it is here means nothing. Trials run in several processes beside
 each other, since the driver compiles what a trial launches first. Exits with 1 if a check failed.
 """
@@ -25,6 +26,7 @@ from relight.kernels.catalogue import kernels
 from relight.kernels.nvrtc import NoNvrtc, load
 from tools.about import about
 from tools.beside import run_all, tell
+from tools.carried import Carried, carried
 
 ARCH = "compute_70"
 OUTCOME = ("error", "tolerance", "rows_keep_bits", "failed", "good")
@@ -51,6 +53,7 @@ def library(folder: Path | None) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ptx", type=Path, help="folder of PTX, which is not compiled here")
     parser.add_argument("--nvrtc", type=Path, help="folder with NVRTC of CUDA 12")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=1.0)
@@ -81,13 +84,15 @@ def gather(args: argparse.Namespace) -> Found:
         write()
 
     try:
+        result["nvrtc"] = (
+            Carried(args.ptx).name if args.ptx else load(ARCH, library(args.nvrtc)).name
+        )
         volta = made(args)
+        result["kernels"] = len(list(build_all([(volta, kernel) for kernel in kernels(ARCH)])))
     except NoNvrtc as problem:
-        result["skipped"] = problem.message
+        result["missing" if args.ptx else "skipped"] = problem.message
         write()
         return result
-    result["nvrtc"] = load(ARCH, library(args.nvrtc)).name
-    result["kernels"] = len(list(build_all([(volta, kernel) for kernel in kernels(ARCH)])))
     result["build_s"] = round(time.monotonic() - begun_s, 1)
     write()
     base = [sys.executable, "-m", "tools.volta", *sys.argv[1:], "--share"]
@@ -99,6 +104,8 @@ def gather(args: argparse.Namespace) -> Found:
 
 
 def made(args: argparse.Namespace) -> Builder:
+    if args.ptx:
+        return carried(args.ptx, ARCH, say)
     return builder(ARCH, say, args.cache, library(args.nvrtc))
 
 
@@ -143,7 +150,7 @@ def _key(trial: Trial) -> Key:
 
 
 def is_good(found: Found) -> bool:
-    """Also where nothing could be tried."""
+    """Also where nothing could be tried, but for PTX that was given and is not all there."""
     if "skipped" in found:
         return True
     checks = found.get("checks", [])

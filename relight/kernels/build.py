@@ -6,15 +6,16 @@ header, the options, the architecture and the version of NVRTC, so nothing stale
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+from typing import Protocol
 
 from relight.kernels.cubins import Cubin, CubinCache, Tell, default_folder, key_of
-from relight.kernels.nvrtc import Nvrtc, load
+from relight.kernels.nvrtc import Compiled, load
 from relight.kernels.ptxas import usage
 
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -53,10 +54,23 @@ class Sources:
         return {item.name: item.read_text(encoding="utf-8") for item in found}
 
 
+class Compiler(Protocol):
+    """As `nvrtc.Nvrtc`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check_architecture(self, arch: str) -> None: ...
+
+    def compile(
+        self, source: str, headers: Mapping[str, str], arch: str, options: Sequence[str]
+    ) -> Compiled: ...
+
+
 class Builder:
     """Builds for one architecture, with one NVRTC, into one cache."""
 
-    def __init__(self, nvrtc: Nvrtc, arch: str, cache: CubinCache) -> None:
+    def __init__(self, nvrtc: Compiler, arch: str, cache: CubinCache) -> None:
         nvrtc.check_architecture(arch)
         self.arch = arch
         self._nvrtc = nvrtc

@@ -173,6 +173,7 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
         "0 of 1 checks good; bad: linear step FP8",
     )
     assert judge_sm70({"skipped": "no NVRTC"}) == (True, "not tried: no NVRTC")
+    assert judge_sm70({"missing": "no PTX"}) == (False, "no PTX")
     assert not judge_sm70({})[0]
     kept = {"verdict": "kept", "text": "text", "detail": "3 tokens"}
     arms = {"recorded": {"promises": [kept, kept]}}
@@ -371,6 +372,17 @@ def test_what_no_nvrtc_can_compile_is_told_and_no_fault(tmp_path: Path, monkeypa
     found = json.loads(out.read_text())
     assert "has no libnvrtc.so" in found["skipped"]
     assert found["device"] == "cpu"
+
+
+def test_ptx_that_is_not_there_is_a_fault(tmp_path: Path, monkeypatch) -> None:
+    """Somebody has carried it here."""
+    out = tmp_path / "sm70.json"
+    given = ["volta", "--out", str(out), "--device", "cpu", "--ptx", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", given)
+    with pytest.raises(SystemExit) as ended:
+        volta.main()
+    assert ended.value.code == 1
+    assert "has no PTX" in json.loads(out.read_text())["missing"]
 
 
 def test_results_name_no_place_of_a_machine(tmp_path: Path) -> None:
