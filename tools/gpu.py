@@ -148,8 +148,8 @@ def judge_audit(found: Found) -> tuple[bool, str]:
     for name, arm in found.get("arms", {}).items():
         counts = Counter(one["verdict"] for one in arm["promises"])
         words.append(f"{name}: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}")
-        broken = (one for one in arm["promises"] if one["verdict"] == "not kept")
-        words += [f"NOT KEPT: {one['text']} ({one['detail']})" for one in broken]
+        bad = (one for one in arm["promises"] if one["verdict"] != "kept")
+        words += [f"{one['verdict'].upper()}: {one['text']} ({one['detail']})" for one in bad]
     words += [f"{name}: {why[0]}" for name, why in found.get("not_ended", {}).items()]
     return bool(words) and audit.is_kept(found), "; ".join(words)
 

@@ -87,16 +87,24 @@ class Promise(msgspec.Struct, frozen=True):
 
 class Audit:
     """The promises about one model and one set of settings. `tokens`: how many each request
-    makes; `num_slots`: how many run at once."""
+    makes; `num_slots`: how many run at once. An engine is asked for a `vocab_size` of 0."""
 
     def __init__(
-        self, settings: Settings, start: Start, *, tokens: int = 16, num_slots: int = 8
+        self,
+        settings: Settings,
+        start: Start,
+        *,
+        tokens: int = 16,
+        num_slots: int = 8,
+        vocab_size: int = 0,
     ) -> None:
         self.settings = msgspec.structs.replace(settings, num_slots=num_slots, **LIMITS)
         self.start = start
         self.tokens = tokens
-        with self._engine(graphs="off") as engine:
-            self.vocab_size = engine.vocab_size
+        self.vocab_size = vocab_size
+        if not vocab_size:
+            with self._engine(graphs="off") as engine:
+                self.vocab_size = engine.vocab_size
 
     def promises(self, checks: Container[str] = CHECKS) -> Iterator[Promise]:
         """Of the checks with such names."""

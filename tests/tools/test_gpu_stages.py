@@ -17,6 +17,7 @@ from torch import Tensor
 from relight.base.settings import Settings
 from relight.kernels.canary import Trial
 from relight.kernels.cuda_tools import VARIANTS
+from relight.lab.audit import CHECKS
 from tools import audit, equal_text, sanitize, volta
 from tools.about import command
 from tools.arms import Arm, compare, difference, known
@@ -185,6 +186,8 @@ def test_what_makes_a_stage_good(tmp_path: Path) -> None:
     arms = {"eager": {"promises": [{**kept, "verdict": "not kept"}]}}
     good, words = judge_audit({"arms": arms, "not_ended": {}})
     assert (good, words) == (False, "eager: 1 not kept; NOT KEPT: text (3 tokens)")
+    arms = {"eager": {"promises": [{**kept, "verdict": "not checked"}]}}
+    assert not judge_audit({"arms": arms, "not_ended": {}})[0]
     assert not judge_audit({})[0]
     assert judge_arms({"arms": {"a": {"equal": True}}})[0]
     assert not judge_arms({"arms": {"a": {"equal": True}, "b": {"equal": False}}})[0]
@@ -336,9 +339,12 @@ def test_programs_beside_each_other_keep_what_they_told() -> None:
 
 
 def test_an_audit_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(audit.arms("cuda")) == {
+    found = audit.arms("cuda")
+    assert set(found) == {
         f"{model}, {how}" for model in ("ember-v4", "v4_dspark") for how in ("recorded", "eager")
     }
+    checked = {check for arm in found.values() for check in arm.checks}
+    assert checked == set(CHECKS) - {"replay", "threads"}  # of V4.1, and of a processor
     audit.one("cpu", "ember-v4, eager", "recorded", 1)
     (line,) = capsys.readouterr().out.splitlines()
     told = json.loads(line.removeprefix("told: "))
