@@ -51,7 +51,7 @@ $(CLIENTS)/stamp: tests/clients/requirements.txt | $(STAMP)
 test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 	$(BIN)/pytest -m gpu $(ARGS)
 
-gpu: setup ## all that needs a GPU, in one call of ten minutes, into OUT=docs/gpu
+gpu: setup ## all that needs a GPU, in one call of seven minutes, into OUT=docs/gpu
 	$(BIN)/python -m tools.gpu --out $(OUT) $(ARGS)
 
 run: setup ## serve ember-v4, the small model inside the package, on 127.0.0.1:8000

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ from tools import audit, equal_text, sanitize, volta
 from tools.about import command
 from tools.arms import Arm, compare, difference, known
 from tools.beside import run_all
-from tools.gpu import (
+from tools.gpu import run_stages, scratch_place
+from tools.gpu_report import dealt
+from tools.gpu_stages import (
+    MINUTES,
     STAGES,
     Found,
     Job,
@@ -34,10 +38,7 @@ from tools.gpu import (
     judge_step,
     judge_step_kernels,
     judge_tests,
-    run_stages,
-    scratch_place,
 )
-from tools.gpu_report import dealt
 from tools.gpu_tests import run
 
 GOOD = "import json, sys; json.dump({'value': 7}, open(sys.argv[1], 'w')); print('said')"
@@ -133,10 +134,47 @@ def test_time_that_a_stage_leaves_is_the_next_ones_and_none_runs_beyond_the_end(
     assert not lines[2]["good"]
 
 
+MEETS = """
+import pathlib, sys, time
+own = pathlib.Path(sys.argv[1])
+assert (own.parent / "first.json").exists(), "what runs alone comes first"
+(own.parent / (own.stem + ".here")).touch()
+while len(list(own.parent.glob("*.here"))) < 2:
+    time.sleep(0.05)
+"""
+
+
+def test_lanes_run_beside_each_other_behind_what_runs_alone(tmp_path: Path) -> None:
+    one, two = (replace(stage(name, MEETS + GOOD), lane=name) for name in ("one", "two"))
+    last = replace(stage("last", GOOD, 20.0), lane="two")
+    lines = run_stages([one, two, last, stage("first", GOOD)], tmp_path, device="cpu", seconds=200)
+    names = [line["stage"] for line in lines]
+    assert (names[0], set(names)) == ("first", {"first", "one", "two", "last"})
+    assert names.index("two") < names.index("last")
+    assert all(line["good"] for line in lines)
+
+
+def test_a_lane_has_all_the_time_that_is_left(tmp_path: Path) -> None:
+    given: list[float] = []
+
+    def command(job: Job) -> tuple[str, ...]:
+        given.append(job.seconds)
+        return ("-c", GOOD, str(job.file))
+
+    # begun; left to lanes; then for each stage: now, its begin, its end
+    clock = iter((0.0, 10.0, 10.0, 10.0, 60.0, 60.0, 60.0, 70.0))
+    lane = [Stage(name, 40, command, lambda found: (True, ""), "lane") for name in ("a", "b")]
+    run_stages(lane, tmp_path, device="cpu", seconds=100, clock=lambda: next(clock))
+    assert given == [50, 40]
+
+
 def test_stages_fill_one_call() -> None:
-    """Nine of ten minutes: of what is left, the last one has all."""
-    assert sum(one.seconds for one in STAGES) == 540
-    assert STAGES[-1].name == "tests"
+    """What runs alone, and then each lane."""
+    seconds: dict[str, float] = {}
+    for one in STAGES:
+        seconds[one.lane] = seconds.get(one.lane, 0) + one.seconds
+    alone = seconds.pop("")
+    assert {alone + lane for lane in seconds.values()} == {60 * MINUTES}
 
 
 def test_scratch_files_are_in_memory_where_there_is_room(
