@@ -1,5 +1,5 @@
-"""Scores ember on hidden keys, again with the indexer's picks replaced by chance, and again without
-n-grams if it has any.
+"""Scores ember on hidden keys, again with the indexer's picks replaced by chance, and on all tasks
+with and without n-grams if it has any.
 
     python training/ablate.py [--checkpoint relight/ember/v4] [--instances 100] [--out FILE]
 
@@ -51,16 +51,19 @@ def main() -> None:
     torch.manual_seed(options.seed)
     report: dict[str, dict[str, float]] = {}
     modes = {
-        "picks of the indexer": Mode(activations=True),
-        "random picks": Mode(activations=True, random_picks=True),
+        "picks of the indexer": (Mode(activations=True), keys),
+        "random picks": (Mode(activations=True, random_picks=True), keys),
     }
+    others = keys
     if config.engram is not None:
-        modes["without n-grams"] = Mode(activations=True, engram=False)
-    for name, mode in modes.items():
+        others = {name: some for name, some in sets.items() if name not in keys} | keys
+        modes["picks of the indexer"] = (Mode(activations=True), others)
+        modes["without n-grams"] = (Mode(activations=True, engram=False), others)
+    for name, (mode, some) in modes.items():
         scorer = score.Scorer(maker, network, stored, mode, 8192)
         print(f"{name}:", flush=True)
-        report[name] = score.table(scorer, keys, lambda line: print(line, flush=True))
-    counts = {f"{task} / {language}": len(some) for (task, language), some in keys.items()}
+        report[name] = score.table(scorer, some, lambda line: print(line, flush=True))
+    counts = {f"{task} / {language}": len(some) for (task, language), some in others.items()}
     text = json.dumps({"instances": counts, "percent right": report}, indent=1) + "\n"
     if options.out:
         options.out.write_text(text)

@@ -37,8 +37,8 @@ indexer before them can foresee (of what such a layer read at keys, 30 % was amo
 keys were found one time in eight)."""
 
 NGRAMS_FROM = {"v4": 0.0, "v4.1": 0.3}
-"""N-grams show what the last two tokens were, so whoever has them from the start does not learn to
-look for what was asked a few tokens further back, and never asks by it."""
+"""N-grams show what the last two tokens were; without them at first, attention learns to look
+further back by itself."""
 
 HINTED_UNTIL = {"v4": 0.0, "v4.1": 0.75}
 HINT_WEIGHT = 0.1
