@@ -10,6 +10,7 @@ from torch import Tensor
 from relight.kernels.codec import StackedFp4
 from relight.kernels.experts.cuda import V4_WIDTHS
 from relight.kernels.experts.given import GivenExperts, Pairs
+from relight.kernels.experts.groups import fitted
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import fp4_stack, tokens
 
@@ -67,20 +68,22 @@ def _sizes(stacks: Sequence[StackedFp4], ids: Tensor) -> tuple[int, int]:
 def _case(tools: Toolbox, stacks: Stacks, which: str, ids: Tensor, peer: "_Peer | None") -> Case:
     rows, device = len(ids), ids.device
     x, route = tokens(rows, V4_WIDTHS[0], device, BF16), torch.rand(ids.shape, device=device)
-    run = partial(GivenExperts(tools).experts, x, ids, route, *stacks, LIMIT, BF16)
+    fast = fitted(GivenExperts(tools), *stacks)
+    run = partial(fast.experts, x, ids, route, *stacks, LIMIT, BF16)
     peers = [peer.run(x, ids, route)] if peer else []
     return Case(f"experts, {which} ones", rows, *_sizes(stacks, ids), [run], peers)
 
 
 def _parts(tools: Toolbox, stacks: Stacks, ids: Tensor) -> Iterator[Case]:
-    fast, rows, device = GivenExperts(tools), len(ids), ids.device
+    fast, rows, device = fitted(GivenExperts(tools), *stacks), len(ids), ids.device
+    assert isinstance(fast, GivenExperts)
     gate, up, down = stacks
     x, route = tokens(rows, V4_WIDTHS[0], device, BF16), torch.rand(ids.shape, device=device)
-    pairs, out = Pairs(tools, ids, EXPERTS), torch.empty(x.shape, device=device)
+    pairs, out = Pairs(tools, ids, EXPERTS, fast.TILE_PAIRS), torch.empty(x.shape, device=device)
     yield Case("experts: order", rows, 0, 0, [partial(Pairs, tools, ids, EXPERTS)])
     hidden = partial(fast.hidden, x, pairs, route, gate, up, LIMIT, BF16)
     yield Case("experts: rounding, gate, up", rows, *_sizes((gate, up), ids), [hidden])
-    run = partial(fast.down, *hidden(), pairs, down, BF16, out)
+    run = partial(fast.down, hidden(), pairs, down, BF16, out)
     yield Case("experts: down, sum", rows, *_sizes((down,), ids), [run])
 
 

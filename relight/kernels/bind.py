@@ -8,6 +8,7 @@ from relight.base.numerics import Family
 from relight.kernels.codec import DenseWeight, FastLinear, Fp8Weight
 from relight.kernels.experts import Experts, FastExperts
 from relight.kernels.experts import given as experts_given
+from relight.kernels.experts import groups as experts_groups
 from relight.kernels.experts import step as experts_step
 from relight.kernels.linear import given as linear_given
 from relight.kernels.linear import step as linear_step
@@ -85,8 +86,6 @@ class Binder:
         if self._given_experts is not None:
             objection = experts_given.objection(*parts)
             self.bound.count("experts", objection, "prefill")
-            given = self._given_experts
-            if not objection and isinstance(given, experts_given.GivenExperts):
-                given = given.fitted(*parts)
-            stacks = stacks if objection else replace(stacks, given=given)
+            if not objection:
+                stacks = replace(stacks, given=experts_groups.fitted(self._given_experts, *parts))
         return stacks

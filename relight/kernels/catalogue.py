@@ -7,6 +7,7 @@ from relight.kernels.compress import cuda as compress
 from relight.kernels.engram import cuda as engram
 from relight.kernels.experts import cuda as experts
 from relight.kernels.experts import given as experts_given
+from relight.kernels.experts import groups as experts_groups
 from relight.kernels.experts import shared
 from relight.kernels.forms import Form, form_of
 from relight.kernels.hyper import cuda as hyper
@@ -25,7 +26,8 @@ ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 def kernels(arch: str) -> list[Kernel]:
     """Of sm_NN or compute_NN, the shapes of V4-Flash and V4.1-Flash."""
     form = form_of(arch)
-    products = (linear, linear_given, experts, experts_given, shared, attend, index)
+    routed = (experts, experts_given, experts_groups, shared)
+    products = (linear, linear_given, *routed, attend, index)
     between = (hyper, vectors, store, compress, route, sample, engram)
     found = (kernel for op in (*products, *between) for kernel in op.kernels(form))
     return [*found, *_small(form)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from relight.kernels.canary import relative_error
 from relight.kernels.experts import Experts, experts
 from relight.kernels.experts.given import MOST_ROWS, GivenExperts, objection
+from relight.kernels.experts.groups import fitted
 from relight.kernels.testing import assert_bits_equal, waits
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import EXPERTS_TOLERANCE, fp4_stack, tokens
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 CUDA = torch.device("cuda")
 COUNT, WIDTH, INNER, SLOTS, LIMIT = 256, 4096, 2048, 6, 10.0
 ROWS = 2500
-CUTS = (1, 2, 15, 16, 17, 63, 64, 65, 1000, 2048)
+CUTS = (1, 2, 15, 16, 17, 63, 64, 65, 129, 1000, 2048)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def call(device_tools: Toolbox) -> Call:
     gate, up = (fp4_stack(COUNT, INNER, WIDTH, CUDA) for _ in range(2))
     down = fp4_stack(COUNT, WIDTH, INNER, CUDA)
     assert objection(gate, up, down) == ""
-    stacks = Experts(gate, up, down, given=GivenExperts(device_tools))
+    stacks = Experts(gate, up, down, given=fitted(GivenExperts(device_tools), gate, up, down))
     boundary = torch.bfloat16 if device_tools.form.bf16 else torch.float32
     nothing = torch.empty(0, device=CUDA)
     return Call(stacks, boundary, nothing, nothing, nothing).of(ROWS, drawn(ROWS))

@@ -19,6 +19,7 @@ from relight.kernels.cuda_tools import EXPERTS, GIVEN, LINEAR
 from relight.kernels.experts import Experts, experts
 from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
 from relight.kernels.experts.given import GivenExperts
+from relight.kernels.experts.groups import fitted
 from relight.kernels.experts.step import StepExperts
 from relight.kernels.linear import grouped, linear
 from relight.kernels.linear.cuda import MANY_OUTPUTS, V4_LENGTHS, V41_LENGTHS
@@ -179,7 +180,7 @@ def experts_trial(
     up, gate = (fp4_stack(count, inner, width, device, act_block) for _ in range(2))
     stacks = Experts(gate, up, fp4_stack(count, width, inner, device, act_block))
     parts = (stacks.w1, stacks.w3, stacks.w2)
-    fast = StepExperts(tools) if family == "step" else GivenExperts(tools).fitted(*parts)
+    fast = StepExperts(tools) if family == "step" else fitted(GivenExperts(tools), *parts)
     rows = ROWS if family == "step" else GIVEN_ROWS
 
     def routed(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,8 @@ def test_kernels_between_products_are_named() -> None:
 def test_weights_with_kernels_for_prompts_are_named() -> None:
     zeros = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in ((256, 128), (256, 8)))
     stack = StackedFp4(*zeros)
-    chosen = Chosen(Selection((GIVEN_EXPERTS,)), SimpleNamespace(side=None))  # type: ignore[arg-type]
+    tools = SimpleNamespace(side=None, form=form_of("sm_80"))
+    chosen = Chosen(Selection((GIVEN_EXPERTS,)), tools)  # type: ignore[arg-type]
     weights = (Experts(stack, stack, stack),)
     (experts,), _, notes = give_kernels(chosen, weights, CPU, lambda tools, device: [])
     assert experts.given is not None

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from relight.kernels.canary import relative_error
 from relight.kernels.codec import StackedFp4, fp8_round
-from relight.kernels.experts import Experts, experts, given
+from relight.kernels.experts import Experts, experts, given, groups
 from relight.kernels.experts.given import GivenExperts
-from relight.kernels.launch import Launch
+from relight.kernels.experts.groups import GroupExperts
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import EXPERTS_TOLERANCE, fp4_stack, tokens
@@ -45,14 +45,12 @@ def stacks() -> Experts:
 class Call:
     """Rows of one call with what they chose."""
 
-    def __init__(
-        self, tools: Toolbox, stacks: Experts, ids: Tensor, *, groups: bool = False
-    ) -> None:
-        self.boundary = BF16 if tools.form.bf16 else F32
+    def __init__(self, fast: GivenExperts, stacks: Experts, ids: Tensor) -> None:
+        self.boundary = BF16 if fast.tools.form.bf16 else F32
         self.stacks, self.ids = stacks, ids
         self.x = tokens(len(ids), WIDTH, CPU, self.boundary)
         self.weights = torch.rand(ids.shape)
-        self._fast = GivenExperts(tools, groups=groups)
+        self._fast = fast
 
     def run(self, rows: Tensor | slice = slice(None)) -> Tensor:
         s = self.stacks
@@ -72,12 +70,18 @@ def uneven(rows: int) -> Tensor:
     return ids.sort(dim=1).values
 
 
-@pytest.fixture(params=[False, True], ids=["", "groups"])
-def call(tools: Toolbox, stacks: Experts, request: pytest.FixtureRequest) -> Call:
-    if request.param and not tools.form.groups:
+@pytest.fixture(params=[GivenExperts, GroupExperts], ids=["", "groups"])
+def fast(tools: Toolbox, request: pytest.FixtureRequest) -> GivenExperts:
+    if request.param is GroupExperts and not tools.form.groups:
         pytest.skip("no warp groups")
+    kind: type[GivenExperts] = request.param
+    return kind(tools)
+
+
+@pytest.fixture
+def call(fast: GivenExperts, stacks: Experts) -> Call:
     torch.manual_seed(2)
-    return Call(tools, stacks, uneven(70), groups=request.param)
+    return Call(fast, stacks, uneven(70))
 
 
 def test_rows_are_near_the_definition_and_keep_their_bits(call: Call) -> None:
@@ -89,9 +93,9 @@ def test_rows_are_near_the_definition_and_keep_their_bits(call: Call) -> None:
         assert_bits_equal(call.run(order), found[order], "in another order")
 
 
-def test_tokens_may_have_a_scale_for_each_32_values(tools: Toolbox) -> None:
+def test_tokens_may_have_a_scale_for_each_32_values(fast: GivenExperts) -> None:
     torch.manual_seed(2)
-    call = Call(tools, stacks_of(32), uneven(70))
+    call = Call(fast, stacks_of(32), uneven(70))
     found = call.run()
     assert relative_error(found, call.definition()) <= EXPERTS_TOLERANCE
     order = torch.randperm(70)[:20]
@@ -120,17 +124,17 @@ def test_what_is_no_number_stays_in_its_row(call: Call, bad: float) -> None:
     assert not found[sick].isfinite().any()
 
 
-@pytest.mark.parametrize("rows", [1, 63, 64, 65])
-def test_all_rows_may_choose_one_expert(tools: Toolbox, stacks: Experts, rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 130])
+def test_all_rows_may_choose_one_expert(fast: GivenExperts, stacks: Experts, rows: int) -> None:
     torch.manual_seed(3)
-    call = Call(tools, stacks, torch.full((rows, 1), COUNT - 1))
+    call = Call(fast, stacks, torch.full((rows, 1), COUNT - 1))
     found = call.run()
     assert relative_error(found, call.definition()) <= EXPERTS_TOLERANCE
     assert_bits_equal(call.run(slice(rows - 1, rows)), found[-1:])
 
 
-def test_no_rows_give_no_rows(tools: Toolbox, stacks: Experts) -> None:
-    assert Call(tools, stacks, torch.zeros(0, SLOTS, dtype=torch.int64)).run().shape == (0, WIDTH)
+def test_no_rows_give_no_rows(fast: GivenExperts, stacks: Experts) -> None:
+    assert Call(fast, stacks, torch.zeros(0, SLOTS, dtype=torch.int64)).run().shape == (0, WIDTH)
 
 
 def test_pairs_are_listed_by_expert_in_their_order(tools: Toolbox) -> None:
@@ -149,20 +153,15 @@ def test_pairs_are_listed_by_expert_in_their_order(tools: Toolbox) -> None:
     assert pairs.tiles[: len(wanted)].tolist() == wanted
 
 
-def product(
-    tools: Toolbox, w: StackedFp4, x: Tensor, ids: Tensor, *, groups: bool = False
-) -> Tensor:
+def product(fast: GivenExperts, w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
     """The down product of pairs [n], to float32."""
-    codes, scales = tools.quantise(x, w.act_block)
-    pairs = given.Pairs(tools, ids.unsqueeze(1), len(w.data))
-    order = pairs.order.long()
-    kernel = given.down(tools.form, F32, w.act_block, groups=groups)
-    launch: Launch = tools.load(kernel, given.THREADS)
-    (_, outputs, packed), found = w.data.shape, torch.full((len(x), w.data.shape[1]), float("nan"))
-    grid = (-(-outputs // given.TILE_OUTPUTS), pairs.most_tiles)
-    shape = (2 * packed, outputs, 0, outputs)
-    where = (pairs.order, pairs.tiles, pairs.num_tiles)
-    launch(grid, w.data, w.scale, codes[order], scales[order], *where, found, *shape)
+    pairs = given.Pairs(fast.tools, ids.unsqueeze(1), len(w.data), fast.TILE_PAIRS)
+    codes, scales = fast.tools.quantise(x[pairs.order.long()], w.act_block)
+    hidden: tuple[Tensor, ...] = (codes, scales)
+    if isinstance(fast, GroupExperts):
+        hidden = (fast.lay(codes, scales, w.act_block),)
+    found = torch.full((len(x), w.data.shape[1]), float("nan"))
+    fast.down(hidden, pairs, w, F32, found)
     return found
 
 
@@ -173,7 +172,7 @@ def exact(w: StackedFp4, x: Tensor, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("act_block", given.ACT_BLOCKS)
 def test_weights_are_exact_as_long_as_scales_of_a_row_are_not_too_far_apart(
-    tools: Toolbox, act_block: int
+    fast: GivenExperts, act_block: int
 ) -> None:
     """Also where tokens are such that only the small ones count, and beside groups of zeros."""
     torch.manual_seed(5)
@@ -185,25 +184,25 @@ def test_weights_are_exact_as_long_as_scales_of_a_row_are_not_too_far_apart(
     x = tokens(20, 256, CPU, F32)
     x[::2, :96] = 0
     ids = torch.arange(20) % 2
-    found, wanted = product(tools, w, x, ids), exact(w, x, ids)
+    found, wanted = product(fast, w, x, ids), exact(w, x, ids)
     for rows in (slice(0, None, 2), slice(1, None, 2)):
         assert relative_error(found[rows], wanted[rows]) <= 2e-6
 
 
-def test_weights_of_warp_groups_are_exact_likewise(tools: Toolbox) -> None:
-    """All sixteen values times all scales; what is further apart is for the other kernels."""
+def test_weights_of_warp_groups_are_exact_up_to_their_largest_scale(tools: Toolbox) -> None:
+    """All sixteen values times all scales; what is larger is for the other kernels."""
     if not tools.form.groups:
         pytest.skip("no warp groups")
     torch.manual_seed(6)
     w = fp4_stack(2, 256, 512, CPU)
-    w.scale[:] = 120 - (torch.arange(16) % 12)
-    fast = GivenExperts(tools, groups=True)
-    assert fast.fitted(w, w, w) is fast
+    w.scale[:] = groups.MOST_SCALE - 8 * torch.arange(16)
+    plain = GivenExperts(tools)
+    fast = groups.fitted(plain, w, w, w)
+    assert isinstance(fast, GroupExperts)
     ids = torch.arange(20) % 2
     for part in range(16):
         x = torch.zeros(20, 512)
         x[:, 32 * part : 32 * part + 32] = tokens(20, 32, CPU, F32)
-        found = product(tools, w, x, ids, groups=True)
-        assert relative_error(found, exact(w, x, ids)) <= 2e-6
-    w.scale[0, 7, 3] = 120 - given.GROUP_SPREAD - 1
-    assert fast.fitted(w, w, w) is not fast
+        assert relative_error(product(fast, w, x, ids), exact(w, x, ids)) <= 2e-6
+    w.scale[0, 7, 3] = groups.MOST_SCALE + 1
+    assert groups.fitted(plain, w, w, w) is plain

@@ -31,19 +31,21 @@ D void group_wrote() {
 #endif
 }
 D void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// All that was sent before the last has ended.
+D void group_wait_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 D void group_send() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 #define SUMS1(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define SUMS2(n) SUMS1(n), SUMS1(n + 1)
 #define SUMS4(n) SUMS2(n), SUMS2(n + 2)
 #define SUMS8(n) SUMS4(n), SUMS4(n + 4)
+#define SUMS12(n) SUMS8(n), SUMS4(n + 8)
 #define SUMS16(n) SUMS8(n), SUMS8(n + 8)
 #define NAMES2 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define NAMES4 NAMES2 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define NAMES8 NAMES4 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES16                                                                                                      \
-  NAMES8 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
-         "%58,%59,%60,%61,%62,%63"
+#define NAMES12 NAMES8 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define NAMES16 NAMES12 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 // group_multiply adds (`more` 0: sums are new) weights from shared memory, or of this lane: rows lane_row() and + 8 of its warp's 16,
 // bytes 4 lane_quarter() to + 3, then both rows 16 bytes further. group_wait: sums are there after it.
 #define OF_WIDTH(C, N, AT0, AT1, AT2, AT3, AT4, AT5)                                                                    \
@@ -51,11 +53,6 @@ D void group_send() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memor
     asm volatile("{ .reg .pred p; setp.ne.u32 p, " AT2 ", 0; wgmma.mma_async.sync.aligned.m64n" N                       \
                  "k32.f32.e4m3.e4m3 {" NAMES##C "}, " AT0 ", " AT1 ", p, 1, 1; }"                                       \
                  : SUMS##C(0) : "l"(a), "l"(b), "r"(more));                                                             \
-  }                                                                                                                     \
-  D void group_multiply(float (&d)[C][4], const u32 (&a)[4], u64 b, u32 more) {                                         \
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, " AT5 ", 0; wgmma.mma_async.sync.aligned.m64n" N                       \
-                 "k32.f32.e4m3.e4m3 {" NAMES##C "}, {" AT0 "," AT1 "," AT2 "," AT3 "}, " AT4 ", p, 1, 1; }"             \
-                 : SUMS##C(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));                         \
   }                                                                                                                     \
   D void group_multiply_bf16(float (&d)[C][4], u64 a, u64 b, u32 more) {                                                \
     asm volatile("{ .reg .pred q; setp.ne.u32 q, " AT2 ", 0; wgmma.mma_async.sync.aligned.m64n" N                       \
@@ -71,4 +68,5 @@ D void group_send() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memor
 OF_WIDTH(2, "16", "%8", "%9", "%10", "%11", "%12", "%13")
 OF_WIDTH(4, "32", "%16", "%17", "%18", "%19", "%20", "%21")
 OF_WIDTH(8, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+OF_WIDTH(12, "96", "%48", "%49", "%50", "%51", "%52", "%53")
 OF_WIDTH(16, "128", "%64", "%65", "%66", "%67", "%68", "%69")

@@ -16,15 +16,9 @@
 //
 // Form 70: a lane walks all of K (columns.cuh). Else four lanes share a unit: each walks a quarter of it or, where quarters have
 // scales (SHARED), all four walk each quarter, a fourth of it each.
-//
-// WARP_GROUPS: the matrix unit multiplies E4M3 (groups.cuh) and reads tokens from shared memory by itself, so these go there as they
-// are. Weights become E4M3 in registers: 64 E2M1 times 2^-d, exactly for d <= 11.
 #pragma once
 #include "columns.cuh"
 #include "decode.cuh"
-#if WARP_GROUPS
-#include "groups.cuh"
-#endif
 
 constexpr int ROWS = 256, TOKENS = 64, WARPS = 8, THREADS = 32 * WARPS;
 constexpr int TILES = 2;  // of 16 rows, of a warp
@@ -53,7 +47,7 @@ static_assert(sizeof(Room::x) >= 2 * STAGED * 16, "results take the place of tok
 struct Rows {  // where those that this lane brings begin, by tile
   const u8* w[TILES];
   const u8* scale[TILES];
-  int bias[TILES][HALVES];  // 30 less the largest scale; of groups the largest scale
+  int bias[TILES][HALVES];  // 30 less the largest scale
 };
 // What a lane walks at once: of a unit its quarter, or a fourth of each quarter (a word each), in form 70 all quarters in turn.
 struct Quarter {
@@ -91,8 +85,8 @@ D void weigh(Rows& rows, int units, Room& room) {
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int h = 0; h < HALVES; h++) {
       const u32 scale = lanes_max(most[t][h], sharing / 2) >> 24;
-      rows.bias[t][h] = WARP_GROUPS ? (int)scale : 30 - (int)scale;
-      room.factor[(warp_id() * TILES + t) * 16 + brought_row(h)] = e8m0(scale) * (WARP_GROUPS ? 1.f / 64 : 0.5f * X_RAISE);
+      rows.bias[t][h] = 30 - (int)scale;
+      room.factor[(warp_id() * TILES + t) * 16 + brought_row(h)] = e8m0(scale) * (0.5f * X_RAISE);
     }
 }
 // A pair of 2^(15 - d) in fp16, which with 2^-14, where E2M1 lies in fp16, makes 2^(1 - d).
@@ -111,19 +105,6 @@ D void ask(Coming& coming, const u8* x, const float* sx) {
   UNROLL for (int i = 0; i < 2; i++) coming.codes[i] = load16(x + i * 16);
   coming.scale = *sx;
 }
-#if WARP_GROUPS
-// A lane's quarter of a row of weights meets, in the four steps of a unit, words 2 s and 2 s + 1 of the same quarter of a token. So
-// word c of all quarters makes chunk c.
-D u8* staged(Room& room, int u) { return group_aligned(room.x) + (u & 1) * TOKENS * GROUP_ROW; }
-static_assert(sizeof(Room::x) >= 2 * TOKENS * GROUP_ROW + GROUP_BYTES, "two units of tokens have room");
-D void stage(const Coming& coming, int u, Room& room) {
-  const int token = threadIdx.x >> 2, q = threadIdx.x & 3;
-  u8* to = staged(room, u) + 4 * q;
-  UNROLL for (int c = 0; c < 8; c++) *(u32*)(to + group_place(token, c)) = word(coming.codes[c / 4], c & 3);
-  if (q == 0) room.sx[u & 1][0][token] = coming.scale;
-  group_wrote();
-}
-#else
 D void stage(const Coming& coming, int u, Room& room) {
   const int token = threadIdx.x >> 2, q = threadIdx.x & 3;
   u32 pairs[LOADED / 2];
@@ -134,7 +115,6 @@ D void stage(const Coming& coming, int u, Room& room) {
         make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
   if (q < SCALES) room.sx[u & 1][q][token] = coming.scale;
 }
-#endif
 
 template <int N> using Sums = float[TILES][N][RESULTS];
 template <int N> D void settle(Sums<N>& total, const Sums<N>& sum, const float* sx) {
@@ -191,21 +171,6 @@ D void add_settled(Sums<N>& total, const Quarter& of, int q, const Rows& rows, c
   }
 }
 
-#if WARP_GROUPS
-// Of both rows of a lane in tile t: E4M3 by step, as group_multiply takes them. A word has eight values in their order.
-D void decode(u32 (&a)[4][4], const Quarter& of, int t, const Rows& rows) {
-  UNROLL for (int h = 0; h < HALVES; h++) {
-    const int d = min(rows.bias[t][h] - (int)(of.scales[t][h] >> 8 * lane_quarter() & 255), 11);
-    const u32 low = 0x6C686000u - d * 0x08080800u, high = 0x7C787470u - d * 0x08080808u;  // 0 1/2 1 3/2 and 2 3 4 6
-    UNROLL for (int i = 0; i < 4; i++) {
-      const u32 w = word(of.w[t][h], i), sizes = w & 0x77777777u, even = w << 4 & 0x80808080u, odd = w & 0x80808080u;
-      a[i][h] = __byte_perm(low, high, sizes) | __byte_perm(even, odd, 0x5140);
-      a[i][2 + h] = __byte_perm(low, high, sizes >> 16) | __byte_perm(even, odd, 0x7362);
-    }
-  }
-}
-#endif
-
 // All threads of a block call it. `now`: what was asked for first of the rows. x, sx: of this thread's quarter of its token. In the
 // end nobody uses room.x any more.
 template <int N>
@@ -216,30 +181,6 @@ D void product(Sums<N>& total, Rows& rows, Quarter now, const u8* x, const float
   weigh(rows, units, room);
   if (stages) stage(coming, 0, room);
   __syncthreads();
-#if WARP_GROUPS
-  for (int u = 0; u < units; u++) {
-    const int more = u + 1 < units;  // else the last unit is asked for again
-    Quarter next;
-    advance(rows, more);
-    ask(next, rows, 0, units);
-    x += more * 128, sx += more * SCALES;
-    if (stages) ask(coming, x, sx);
-    const u64 tokens = group_rows(staged(room, u));
-    Sums<N> sum;
-    u32 a[TILES][4][4];
-    UNROLL for (int t = 0; t < TILES; t++) {  // the second is decoded while the first is multiplied
-      decode(a[t], now, t, rows);
-      group_begin();
-      UNROLL for (int i = 0; i < 4; i++) group_multiply(sum[t], a[t][i], tokens + 2 * i, i > 0);
-      group_send();
-    }
-    if (stages) stage(coming, u + 1, room);
-    now = next;
-    UNROLL for (int t = 0; t < TILES; t++) group_wait(sum[t]);
-    settle<N>(total, sum, room.sx[u & 1][0]);
-    __syncthreads();
-  }
-#else
   for (int u = 0; u < units; u++) {
     const int more = u + 1 < units;  // else the last unit is asked for again
     const uint4* first = room.x + (u & 1) * STAGED + brought_token() * 4;
@@ -267,5 +208,4 @@ D void product(Sums<N>& total, Rows& rows, Quarter now, const u8* x, const float
     if (!MIDWAY && stages) stage(coming, u + 1, room);
     __syncthreads();
   }
-#endif
 }

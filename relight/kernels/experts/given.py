@@ -15,6 +15,7 @@ from relight.kernels.build import Kernel, Macros
 from relight.kernels.codec import StackedFp4, StackedWeight
 from relight.kernels.experts.step import NAN_SCALE
 from relight.kernels.forms import Form
+from relight.kernels.launch import Launch
 from relight.kernels.toolbox import Toolbox
 
 SOURCE, AROUND = "experts/given.cu", "experts/group.cu"
@@ -30,9 +31,8 @@ ACT_BLOCKS = (128, 32)
 """Values of a token that share a scale: V4's and V4.1's."""
 
 MOST_EXPERTS = 1024
-SPREAD, GROUP_SPREAD = 24, 11
-"""Of the scales of a row, in powers of two: E2M1 times 2^(1 - 24) still is an fp16, and 2^(6 - 11)
-an E4M3."""
+SPREAD = 24
+"""Of the scales of a row, in powers of two: E2M1 times 2^(1 - 24) still is an fp16."""
 
 MOST_ROWS = 8192
 """Of a pass. The more rows an expert has, the fewer of a tile's columns are empty: with 6 of 256
@@ -43,6 +43,10 @@ DOWN_BYTES = 128 * 2**20
 """What the down product leaves before slots are summed: at most so much at once, so with many rows
 it goes by parts of its outputs. Beside it a pass of 8,192 rows of V4-Flash holds 104 MB of hidden
 rows and 35 MB of rounded input."""
+
+
+Hidden = tuple[Tensor, ...]
+"""Hidden rows of all pairs, as the down product takes them."""
 
 
 def objection(w1: StackedWeight, w3: StackedWeight, w2: StackedWeight) -> str:
@@ -80,16 +84,12 @@ def _apart(w: StackedFp4, spread: int) -> bool:
     return bool((groups[small] & 0x77).any())
 
 
-def gate_up(
-    form: Form, boundary: torch.dtype, act_block: int = 128, *, groups: bool = False
-) -> Kernel:
-    return _product("gate-up", "given_gate_up", form, boundary, act_block, groups, paired=True)
+def gate_up(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
+    return _product("gate-up", "given_gate_up", form, boundary, act_block, paired=True)
 
 
-def down(
-    form: Form, boundary: torch.dtype, act_block: int = 128, *, groups: bool = False
-) -> Kernel:
-    return _product("down", "given_down", form, boundary, act_block, groups, paired=False)
+def down(form: Form, boundary: torch.dtype, act_block: int = 128) -> Kernel:
+    return _product("down", "given_down", form, boundary, act_block, paired=False)
 
 
 def _product(
@@ -98,7 +98,6 @@ def _product(
     form: Form,
     boundary: torch.dtype,
     act_block: int,
-    groups: bool,
     *,
     paired: bool,
 ) -> Kernel:
@@ -112,11 +111,9 @@ def _product(
         ("X_BF16", 0),
         ("CONVERTS_E4M3", int(form.converts_e4m3)),
         ("PAIRED", int(paired)),
-        ("WARP_GROUPS", int(groups)),
     )
     blocks = "" if act_block == 128 else f" by {act_block}"
-    by = " by groups" if groups else ""
-    name = f"experts fp4{blocks} given {what}{by} to {short(boundary)}"
+    name = f"experts fp4{blocks} given {what} to {short(boundary)}"
     return Kernel(name, SOURCE, entry, macros)
 
 
@@ -140,26 +137,16 @@ def kernels(form: Form) -> list[Kernel]:
     """Those of the boundary that official numerics have there. They serve any shape."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
     products = [make(form, boundary, block) for block in ACT_BLOCKS for make in (gate_up, down)]
-    if form.groups:
-        products += [make(form, boundary, groups=True) for make in (gate_up, down)]
     return [*products, group(form), sum_columns(form, boundary)]
 
 
 class GivenExperts:
     """The prefill family of `experts`, quantised, for stacks without an `objection`."""
 
-    def __init__(self, tools: Toolbox, *, groups: bool = False) -> None:
-        """`groups`: warps multiply in groups of four, which decides bits."""
-        self._tools = tools
-        self._groups = groups
+    TILE_PAIRS = TILE_PAIRS
 
-    def fitted(self, *stacks: StackedWeight) -> "GivenExperts":
-        """For stacks without an objection: warp groups multiply those that they can."""
-        groups = self._groups and all(
-            isinstance(w, StackedFp4) and w.act_block == 128 and not _apart(w, GROUP_SPREAD)
-            for w in stacks
-        )
-        return self if groups == self._groups else GivenExperts(self._tools, groups=groups)
+    def __init__(self, tools: Toolbox) -> None:
+        self.tools = tools
 
     def experts(
         self,
@@ -179,10 +166,10 @@ class GivenExperts:
         out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for at in range(0, len(x), MOST_ROWS):
             part = slice(at, at + MOST_ROWS)
-            pairs = Pairs(self._tools, ids[part].contiguous(), len(w1.data))
+            pairs = Pairs(self.tools, ids[part].contiguous(), len(w1.data), self.TILE_PAIRS)
             route = weights[part].contiguous()
-            codes, scales = self.hidden(x[part], pairs, route, w1, w3, float(limit), boundary)
-            self.down(codes, scales, pairs, w2, boundary, out[part])
+            hidden = self.hidden(x[part], pairs, route, w1, w3, float(limit), boundary)
+            self.down(hidden, pairs, w2, boundary, out[part])
         return out
 
     def hidden(
@@ -194,13 +181,13 @@ class GivenExperts:
         w3: StackedFp4,
         limit: float,
         boundary: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Hidden:
         """Codes [pairs, I] and scales [pairs, I / act_block], in the order of tiles."""
-        tools, (_, inner, packed) = self._tools, w1.data.shape
+        tools, (_, inner, packed) = self.tools, w1.data.shape
         codes, scales = tools.quantise(x, w1.act_block)
         hidden = codes.new_empty((pairs.count, inner))
         hidden_scales = scales.new_empty((pairs.count, inner // w1.act_block))
-        kernel = gate_up(tools.form, boundary, w1.act_block, groups=self._groups)
+        kernel = gate_up(tools.form, boundary, w1.act_block)
         tools.load(kernel, THREADS)(
             (inner // UNIT, pairs.most_tiles),
             w1.data,
@@ -224,27 +211,24 @@ class GivenExperts:
 
     def down(
         self,
-        codes: Tensor,
-        scales: Tensor,
+        hidden: Hidden,
         pairs: "Pairs",
         w2: StackedFp4,
         boundary: torch.dtype,
         out: Tensor,
     ) -> None:
         """Writes out [n, D]."""
-        tools, (_, width, packed) = self._tools, w2.data.shape
-        columns = _columns(width, pairs.count * boundary.itemsize)
+        tools, (_, width, packed) = self.tools, w2.data.shape
+        columns = columns_at_once(width, pairs.count * boundary.itemsize)
         made = torch.empty((pairs.count, columns), dtype=boundary, device=out.device)
-        kernel = down(tools.form, boundary, w2.act_block, groups=self._groups)
-        multiply = tools.load(kernel, THREADS)
+        multiply = self._down(boundary, w2.act_block)
         add_up = tools.load(sum_columns(tools.form, boundary), THREADS)
         for first in range(0, width, columns):
             multiply(
                 (-(-columns // TILE_OUTPUTS), pairs.most_tiles),
                 w2.data,
                 w2.scale,
-                codes,
-                scales,
+                *hidden,
                 pairs.order,
                 pairs.tiles,
                 pairs.num_tiles,
@@ -257,8 +241,11 @@ class GivenExperts:
             grid = (-(-columns // (2 * THREADS)), len(out))
             add_up(grid, made, out, columns, pairs.slots, width, first)
 
+    def _down(self, boundary: torch.dtype, act_block: int) -> Launch:
+        return self.tools.load(down(self.tools.form, boundary, act_block), THREADS)
 
-def _columns(width: int, column_bytes: int) -> int:
+
+def columns_at_once(width: int, column_bytes: int) -> int:
     """Outputs that are made at once: all, or a half of it as often as it takes."""
     columns = width
     while columns * column_bytes > DOWN_BYTES and columns % (2 * TILE_OUTPUTS) == 0:
@@ -269,12 +256,14 @@ def _columns(width: int, column_bytes: int) -> int:
 class Pairs:
     """Pairs of ids [n, slots] by the expert that they chose, in tiles of one expert's."""
 
-    def __init__(self, tools: Toolbox, ids: Tensor, experts: int) -> None:
+    def __init__(
+        self, tools: Toolbox, ids: Tensor, experts: int, tile_pairs: int = TILE_PAIRS
+    ) -> None:
         self.count, self.slots = ids.numel(), ids.shape[1]
-        self.most_tiles = self.count // TILE_PAIRS + min(experts, self.count)
+        self.most_tiles = self.count // tile_pairs + min(experts, self.count)
         self.order = ids.new_empty(self.count, dtype=torch.int32)
         self.tiles = ids.new_empty((self.most_tiles, 3), dtype=torch.int32)
         self.num_tiles = ids.new_empty(1, dtype=torch.int32)
         made = (self.order, self.tiles, self.num_tiles)
         launch = tools.load(group(tools.form), THREADS)
-        launch((experts, 1), ids, *made, self.count, TILE_PAIRS)
+        launch((experts, 1), ids, *made, self.count, tile_pairs)

@@ -11,6 +11,7 @@ from relight.kernels.build import Kernel
 from relight.kernels.codec import StackedDense, StackedFp4, fp4_quantise
 from relight.kernels.experts import given
 from relight.kernels.experts.given import GivenExperts, objection
+from relight.kernels.experts.groups import GroupExperts, fitted
 from relight.kernels.forms import form_of
 
 U8, BF16, F32 = torch.uint8, torch.bfloat16, torch.float32
@@ -59,8 +60,8 @@ def test_groups_of_zeros_may_have_any_scale() -> None:
 
 def test_the_down_product_leaves_no_more_than_it_may() -> None:
     for rows, columns in ((1, 4096), (2048, 4096), (8192, 1024), (50_000, 256)):
-        assert given._columns(4096, rows * 6 * BF16.itemsize) == columns
-    assert given._columns(4096, 8192 * 6 * F32.itemsize) == 512
+        assert given.columns_at_once(4096, rows * 6 * BF16.itemsize) == columns
+    assert given.columns_at_once(4096, 8192 * 6 * F32.itemsize) == 512
 
 
 class Noting:
@@ -70,7 +71,7 @@ class Noting:
         self.form = form_of("sm_90")
         self.launched: list[tuple[str, tuple[int, int]]] = []
 
-    def load(self, kernel: Kernel, threads: int) -> Any:
+    def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Any:
         assert threads == 256
         return lambda grid, *arguments: self.launched.append((kernel.entry, grid))
 
@@ -92,9 +93,25 @@ def test_the_grid_holds_all_tiles_that_there_can_be() -> None:
     ]
 
 
-def test_no_rows_launch_nothing() -> None:
+def test_tiles_of_warp_groups_are_wider() -> None:
+    up, down, tools = stack(200, 128, 384), stack(200, 384, 128), Noting()
+    x, ids = torch.zeros(100, 384, dtype=BF16), torch.arange(6).expand(100, 6)
+    fast = fitted(GivenExperts(tools), up, up, down)  # type: ignore[arg-type]
+    assert isinstance(fast, GroupExperts)
+    fast.experts(x, ids, torch.rand(100, 6), up, up, down, 10.0, BF16)
+    assert tools.launched == [
+        ("group", (200, 1)),
+        ("lay", (5, 1)),
+        ("group_gate_up", (1, 600 // 128 + 200)),
+        ("group_down", (2, 600 // 128 + 200)),
+        ("sum_columns", (1, 100)),
+    ]
+
+
+@pytest.mark.parametrize("kind", [GivenExperts, GroupExperts])
+def test_no_rows_launch_nothing(kind: type[GivenExperts]) -> None:
     up, down, tools = stack(3, 128, 256), stack(3, 256, 128), Noting()
     none = torch.zeros(0, 256), torch.zeros(0, 6, dtype=torch.int64), torch.zeros(0, 6)
-    fast = GivenExperts(tools)  # type: ignore[arg-type]
+    fast = kind(tools)  # type: ignore[arg-type]
     assert fast.experts(*none, up, up, down, 10.0, F32).shape == (0, 256)
     assert tools.launched == []
