@@ -259,7 +259,7 @@ HOST static void m8n8k4(float* c, unsigned a0, unsigned a1, unsigned b0, unsigne
 }
 
 // wgmma of m64 and 32 bytes of K (cuda/groups.cuh): adds to 4 `width` sums of a lane. Weights lie in shared memory or are `mine`. Where
-// a byte lies is what PTX ISA says of matrices whose rows are 128 bytes and swizzled.
+// a byte lies is what PTX ISA says of matrices whose rows are 128 bytes and swizzled. `kind`: 0 E4M3, 1 bf16, 2 bf16 whose rows are K.
 HOST static float e4m3_value(unsigned code) {
   const int size = code & 127, exponent = size >> 3, whole = exponent ? 8 | (size & 7) : size & 7;
   const float v = size == 127 ? NAN : ldexpf(whole, (exponent ? exponent : 1) - 10);
@@ -276,10 +276,22 @@ HOST static void row_of_group(uint64_t rows, int row, unsigned char* bytes) {
     memcpy(bytes + 16 * chunk, p, 16);
   }
 }
+// 16 values of a column, where rows are K.
+HOST static void column_of_group(uint64_t rows, int column, unsigned char* bytes) {
+  if (rows >> 62 != 1 || (rows >> 49 & 7) || (rows & 63) > 7) watch::stop("columns of a group are described wrongly");
+  const unsigned begin = ((rows & 0x3FFF) << 4) + (rows >> 16 & 0x3FFF) * 16 * (column / 64) + column % 64 * 2;
+  for (int k = 0; k < 16; k++) {
+    const unsigned from = begin + (rows >> 32 & 0x3FFF) * 16 * (k / 8) + k % 8 * 128;
+    const char* p = (const char*)__start_shared_memory + (from ^ (from >> 7 & 7) << 4);
+    watch::touch(p, 2, false);
+    memcpy(bytes + 2 * k, p, 2);
+  }
+}
 HOST static float value_in_group(const unsigned char* bytes, int k, bool bf16) {
   return bf16 ? __uint_as_float(bytes[2 * k] << 16 | (unsigned)bytes[2 * k + 1] << 24) : e4m3_value(bytes[k]);
 }
-HOST static void group_products(float* sums, int width, uint64_t rows, const unsigned* mine, uint64_t tokens, bool more, bool bf16) {
+HOST static void group_products(float* sums, int width, uint64_t rows, const unsigned* mine, uint64_t tokens, bool more, int kind) {
+  const bool bf16 = kind > 0;
   if (mine) memcpy(given[warp()][lane()], mine, 16);
   meet_warp(__LINE__);
   unsigned char w[2][32], x[32];
@@ -291,7 +303,8 @@ HOST static void group_products(float* sums, int width, uint64_t rows, const uns
         memcpy(w[half] + at, &given[warp()][(lane() & 28) + at % 16 / 4][half + 2 * (at / 16)], 4);
   }
   for (int column = 0; column < 2 * width; column++) {
-    row_of_group(tokens, column / 2 * 8 + (lane() & 3) * 2 + column % 2, x);
+    const int its = column / 2 * 8 + (lane() & 3) * 2 + column % 2;
+    kind == 2 ? column_of_group(tokens, its, x) : row_of_group(tokens, its, x);
     for (int half = 0; half < 2; half++) {
       float* sum = sums + column / 2 * 4 + half * 2 + column % 2;
       double found = more ? *sum : 0;

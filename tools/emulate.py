@@ -70,6 +70,10 @@ INSTRUCTIONS = (
     (r'asm volatile\("fence\.proxy\.async[^;]*;[^;]*;', ""),
     (r'asm volatile\("wgmma\.(?:fence|commit)[^;]*;[^;]*;', ""),
     (r'asm volatile\("wgmma\.wait_group[^;]*;[^;]*;', ""),
+    (
+        r'asm volatile\("\{ \.reg \.pred r; setp\.[^"]*" AT2.*?"r"\(more\)\);',
+        "group_products(&d[0][0], C, a, nullptr, b, more, 2);",
+    ),
     *(
         (
             rf'asm volatile\("\{{ \.reg \.pred {kind}; setp\.[^"]*" {more}.*?"r"\(more\)\);',

@@ -11,12 +11,15 @@ from relight.kernels.block import short
 from relight.kernels.build import Kernel, Macros
 from relight.kernels.forms import Form
 
-SOURCE, GIVEN_SOURCE = "attend/step.cu", "attend/given.cu"
+SOURCE, GIVEN_SOURCE, GROUPS_SOURCE = "attend/step.cu", "attend/given.cu", "attend/groups.cu"
 
 TILE_HEADS, CHUNK = 16, 64
 """Heads and dims of a block; `TILE` and `CHUNK` of the source."""
 
 GIVEN_THREADS = 256
+
+GROUP_DIMS = (128, 256, 512)
+"""Half of them is what one instruction of a warp group multiplies."""
 
 GIVEN_HEADS = 64
 """Of a row, which a block of the kernel for given rows has all; `ROOM` of the source."""
@@ -63,6 +66,12 @@ class Shape:
     def given_bytes(self) -> int:
         """Shared memory of a given row: queries, a block of keys, numerators of it, all bf16."""
         return 2 * ((GIVEN_HEADS + KEY_BLOCK) * self.dim + GIVEN_HEADS * KEY_BLOCK)
+
+    @property
+    def group_bytes(self) -> int:
+        """The same by warp groups: two blocks of keys, from a whole 1,024 on."""
+        keys = 2 * 2 * KEY_BLOCK * self.dim
+        return 1024 + 2 * GIVEN_HEADS * (self.dim + KEY_BLOCK) + keys
 
     @property
     def objection(self) -> str:
@@ -174,6 +183,16 @@ def given(form: Form, shape: Shape) -> Kernel:
     return _kernel("given", "attend_given", form, shape, GIVEN_SOURCE)
 
 
+def is_grouped(form: Form, shape: Shape) -> bool:
+    """Whether warp groups serve given rows."""
+    return form.groups and is_given(form, shape) and shape.dim in GROUP_DIMS
+
+
+def grouped(form: Form, shape: Shape) -> Kernel:
+    made = _kernel("given by groups", "attend_groups", form, shape, GROUPS_SOURCE)
+    return replace(made, macros=(*made.macros, ("WARP_GROUPS", 1)))
+
+
 def _kernel(what: str, entry: str, form: Form, shape: Shape, source: str = SOURCE) -> Kernel:
     rows = f"{shape.window.name}+{shape.entries.name}"
     name = f"attend {what} {shape.heads}x{shape.dim} {rows} {short(shape.dtype)}"
@@ -191,4 +210,5 @@ def kernels(form: Form) -> list[Kernel]:
     cuts = [(shape, cut(form, shape, rows)) for shape in some for rows in (1, FEW + 1)]
     of_a_step = [make(form, *one) for one in cuts for make in (scores, values)]
     of_a_step = list(dict.fromkeys(of_a_step))
-    return of_a_step + [given(form, shape) for shape in some if is_given(form, shape)]
+    of_given = [given(form, shape) for shape in some if is_given(form, shape)]
+    return of_a_step + of_given + [grouped(form, one) for one in some if is_grouped(form, one)]

@@ -14,8 +14,10 @@ class GivenAttend:
     """The prefill family of `attend`: one launch, without scratch, a block a row. Where a block has
     too little shared memory, or what is between ops is not bf16, by the kernels of a step."""
 
-    def __init__(self, tools: Toolbox) -> None:
+    def __init__(self, tools: Toolbox, *, groups: bool = True) -> None:
+        """`groups`: by warp groups, which decides bits, where a device has them."""
         self._tools = tools
+        self._groups = groups
         self._step = StepAttend(tools)
 
     def takes(self, q: Tensor, keys: Keys, boundary: torch.dtype) -> bool:
@@ -29,7 +31,9 @@ class GivenAttend:
         q = q if in_place(q) else q.clone(memory_format=torch.contiguous_format)
         y = torch.empty_like(q)
         if len(q):
-            kernel = cuda.given(form, shape)
-            launch = self._tools.load(kernel, cuda.GIVEN_THREADS, shape.given_bytes)
+            kernel, shared_bytes = cuda.given(form, shape), shape.given_bytes
+            if self._groups and cuda.is_grouped(form, shape):
+                kernel, shared_bytes = cuda.grouped(form, shape), shape.group_bytes
+            launch = self._tools.load(kernel, cuda.GIVEN_THREADS, shared_bytes)
             launch((len(q), 1), q, *addresses(keys), float(scale), sink, y)
         return y

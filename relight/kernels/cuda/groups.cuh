@@ -20,6 +20,9 @@ D u64 group_rows(const void* p) {
   return ((u32)__cvta_generic_to_shared(p) >> 4 & 0x3FFF) | 1ull << 16 | (u64)(GROUP_BYTES >> 4) << 32 | 1ull << 62;
 }
 
+// The same turned about: 16 rows are K, each with 64 of the other side in 128 bytes; the next 64 are so many bytes away.
+D u64 group_columns(const void* p, int apart) { return group_rows(p) & ~(0x3FFFull << 16) | (u64)(apart >> 4) << 16; }
+
 // What threads of a block wrote is there for the matrix unit; before they meet. GROUP_FENCE 0 leaves it out: what it costs, for
 // timing alone.
 #ifndef GROUP_FENCE
@@ -41,11 +44,16 @@ D void group_send() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memor
 #define SUMS8(n) SUMS4(n), SUMS4(n + 4)
 #define SUMS12(n) SUMS8(n), SUMS4(n + 8)
 #define SUMS16(n) SUMS8(n), SUMS8(n + 8)
+#define SUMS32(n) SUMS16(n), SUMS16(n + 16)
 #define NAMES2 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define NAMES4 NAMES2 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define NAMES8 NAMES4 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define NAMES12 NAMES8 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define NAMES16 NAMES12 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES32                                                                                                      \
+  NAMES16 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89," \
+          "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112," \
+          "%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 // group_multiply adds (`more` 0: sums are new) weights from shared memory, or of this lane: rows lane_row() and + 8 of its warp's 16,
 // bytes 4 lane_quarter() to + 3, then both rows 16 bytes further. group_wait: sums are there after it.
 #define OF_WIDTH(C, N, AT0, AT1, AT2, AT3, AT4, AT5)                                                                    \
@@ -64,9 +72,15 @@ D void group_send() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memor
                  "k16.f32.bf16.bf16 {" NAMES##C "}, {" AT0 "," AT1 "," AT2 "," AT3 "}, " AT4 ", q, 1, 1, 0; }"          \
                  : SUMS##C(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));                         \
   }                                                                                                                     \
+  D void group_multiply_columns(float (&d)[C][4], u64 a, u64 b, u32 more) {                                             \
+    asm volatile("{ .reg .pred r; setp.ne.u32 r, " AT2 ", 0; wgmma.mma_async.sync.aligned.m64n" N                       \
+                 "k16.f32.bf16.bf16 {" NAMES##C "}, " AT0 ", " AT1 ", r, 1, 1, 0, 1; }"                                 \
+                 : SUMS##C(0) : "l"(a), "l"(b), "r"(more));                                                             \
+  }                                                                                                                     \
   D void group_wait(float (&d)[C][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : SUMS##C(0)::"memory"); }
 OF_WIDTH(2, "16", "%8", "%9", "%10", "%11", "%12", "%13")
 OF_WIDTH(4, "32", "%16", "%17", "%18", "%19", "%20", "%21")
 OF_WIDTH(8, "64", "%32", "%33", "%34", "%35", "%36", "%37")
 OF_WIDTH(12, "96", "%48", "%49", "%50", "%51", "%52", "%53")
 OF_WIDTH(16, "128", "%64", "%65", "%66", "%67", "%68", "%69")
+OF_WIDTH(32, "256", "%128", "%129", "%130", "%131", "%132", "%133")

@@ -95,7 +95,7 @@ template <int FORMAT> D void read2(const Stored& p, int d, float (&x)[2]) {
 template <int N> struct Packed {
   u32 w[N / 2], scale;
 };
-template <int FORMAT, int N> D void load(const Stored& p, int d, Packed<N>& x) {
+template <int FORMAT, int N> D void ask(const Stored& p, int d, Packed<N>& x) {
   const u8* from = p.data + (FORMAT == WIDE ? PLAIN + 2 * (d - PLAIN) : is_fp4(FORMAT) ? d / 2 : d);
   constexpr int BYTES = FORMAT == WIDE ? 2 * N : is_fp4(FORMAT) ? N / 2 : N;
   if constexpr (BYTES >= 16) {
@@ -109,8 +109,16 @@ template <int FORMAT, int N> D void load(const Stored& p, int d, Packed<N>& x) {
   } else {
     x.w[0] = BYTES == 4 ? __ldcg((const u32*)from) : __ldcg((const u16*)from);
   }
-  UNROLL for (int i = 0; 4 * i < BYTES; i++) x.w[i] = kept(p, x.w[i]);
-  if (FORMAT != WIDE) x.scale = kept(p, __ldcg((p.scale ? p.scale : p.data) + d / group_of(FORMAT)));
+  if (FORMAT != WIDE) x.scale = __ldcg((p.scale ? p.scale : p.data) + d / group_of(FORMAT));
+}
+template <int FORMAT, int N> D void keep(bool there, Packed<N>& x) {  // what is no key is zero
+  constexpr int BYTES = FORMAT == WIDE ? 2 * N : is_fp4(FORMAT) ? N / 2 : N;
+  UNROLL for (int i = 0; 4 * i < BYTES; i++) x.w[i] = there ? x.w[i] : 0;
+  if (FORMAT != WIDE) x.scale = there ? x.scale : 0;
+}
+template <int FORMAT, int N> D void load(const Stored& p, int d, Packed<N>& x) {
+  ask<FORMAT>(p, d, x);
+  keep<FORMAT>(p.scale != nullptr, x);
 }
 D u32 products(u32 a, u32 up) {
   u32 r;
