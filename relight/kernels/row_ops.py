@@ -14,6 +14,7 @@ from relight.kernels.engram.rows import RowEngram
 from relight.kernels.experts.shared import RowShared
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index.rows import RowIndex
+from relight.kernels.projected import given_hyper
 from relight.kernels.route.rows import RowRoute
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
@@ -92,7 +93,9 @@ def chosen_ops(tools: Toolbox, selection: Selection) -> Ops:
     side = tools.side
     return Ops(
         prefill=replace(
-            _row_ops(tools, prefill), attend=GivenAttend(tools) if "attend" in prefill else None
+            _row_ops(tools, prefill),
+            attend=GivenAttend(tools) if "attend" in prefill else None,
+            hyper=given_hyper(tools) if "hyper" in prefill else None,
         ),
         step=replace(_row_ops(tools, step), side=side, third=side.another() if side else None),
         sample=StepSample(tools) if "sample" in step else None,

@@ -11,10 +11,10 @@ from relight.kernels.attend import Keys, attend, cuda
 from relight.kernels.attend.given import GivenAttend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
-from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked, reference
 from relight.kernels.index.rows import RowIndex
 from relight.kernels.launch import MOST_ROWS
+from relight.kernels.projected import given_hyper
 from relight.kernels.quant import fp4_grid
 from relight.kernels.store.rows import RowStore
 from relight.kernels.testing import assert_bits_equal
@@ -90,7 +90,7 @@ def test_streams_of_a_chunk(device_tools: Toolbox) -> None:
     streams = randoms(rows, 4, width, device=DEVICE, dtype=boundary)
     fn = torch.randn(24, 4 * width, device=DEVICE) / width**0.5
     given = (fn, torch.randn(24, device=DEVICE), torch.rand(3, device=DEVICE), None)
-    norm, fast = torch.rand(width, device=DEVICE), RowHyper(device_tools)
+    norm, fast = torch.rand(width, device=DEVICE), given_hyper(device_tools)
 
     def read(some: slice) -> tuple[Tensor, ...]:
         own = streams[some]

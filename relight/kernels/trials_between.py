@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from relight.kernels.canary import Trial
-from relight.kernels.cuda_tools import COMPRESS, GIVEN
+from relight.kernels.cuda_tools import COMPRESS, GIVEN, HYPER
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials_engram import engram_trials
-from relight.kernels.trials_small import compress_trials, small_trials
+from relight.kernels.trials_small import compress_trials, hyper_trials, small_trials
 from relight.kernels.trials_sparse import attend_trials, index_trials
 
 TIMES = 8
@@ -18,14 +18,16 @@ TIMES = 8
 
 
 def given_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
-    """Attention has a kernel of its own in this family, and raw rows are read elsewhere; all else
-    is the same."""
+    """Attention and hyper-connections have kernels of their own in this family, and raw rows are
+    read elsewhere; all else is the same."""
     boundary = torch.bfloat16 if tools.form.bf16 else torch.float32
     made = [*index_trials(tools, device), *small_trials(tools, device)]
     made += engram_trials(tools, device)
-    same = [one for one in made if one.variant.op in GIVEN and one.variant != COMPRESS]
+    own = (COMPRESS, HYPER)
+    same = [one for one in made if one.variant.op in GIVEN and one.variant not in own]
     other = compress_trials(tools, device, boundary, "prefill")
     other += attend_trials(tools, device, given=True)
+    other += hyper_trials(tools, device, boundary, given=True)
     return [_given(one) for one in (*same, *other)]
 
 

@@ -38,6 +38,7 @@ from relight.kernels.experts import swiglu
 from relight.kernels.experts.shared import RowShared
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
+from relight.kernels.projected import given_hyper
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.rope import rotate
 from relight.kernels.route import route
@@ -76,10 +77,15 @@ def small_trials(tools: Toolbox, device: torch.device) -> list[Trial]:
 
 
 def hyper_trials(
-    tools: Toolbox, device: torch.device, boundary: torch.dtype, width: int = 4096
+    tools: Toolbox,
+    device: torch.device,
+    boundary: torch.dtype,
+    width: int = 4096,
+    *,
+    given: bool = False,
 ) -> list[Trial]:
     """Rows are streams; what a sublayer gives is their first."""
-    fast, hc = RowHyper(tools), 4
+    fast, hc = given_hyper(tools) if given else RowHyper(tools), 4
     fn = torch.randn(24, hc * width, device=device) / width**0.5
     base, scale = torch.randn(24, device=device), torch.rand(3, device=device) + 0.5
     norm = torch.rand(width, device=device) + 0.5
@@ -89,8 +95,8 @@ def hyper_trials(
         return randoms(ROWS, hc, width, device=device, dtype=boundary)
 
     def kernel(x: Tensor) -> Tensor:
-        given = (x, fn, base, scale, None, norm)
-        mix, read = fast.mix_and_read(*given, iterations=20, eps=EPS, norm_eps=EPS)
+        parts = (x, fn, base, scale, None, norm)
+        mix, read = fast.mix_and_read(*parts, iterations=20, eps=EPS, norm_eps=EPS)
         y = fast.expand(x[:, 0].contiguous(), x, mix)
         return joined(mix.pre, mix.post, mix.comb, read, y)
 

@@ -2,6 +2,7 @@
 lane on a processor: near the definitions of given rows, and with the same bits in any pass."""
 
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked
 from relight.kernels.index import cuda as index_cuda
 from relight.kernels.index.rows import RowIndex
+from relight.kernels.projected import given_hyper
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rows import Rows
 from relight.kernels.store.rows import RowStore
@@ -75,12 +77,15 @@ def filled(format: RowFormat, count: int = 90) -> Rows:
     return rows
 
 
-def test_streams_are_mixed_in_passes(tools: Toolbox, few) -> None:
+@pytest.mark.parametrize("kind", [RowHyper, given_hyper])
+def test_streams_are_mixed_in_passes(
+    tools: Toolbox, few, kind: Callable[[Toolbox], RowHyper]
+) -> None:
     """Of 265 rows a block takes more than of few."""
     rows, width, boundary = 265, 64, boundary_of(tools)
     streams = randoms(rows, 4, width, device=CPU, dtype=boundary)
     given = (torch.randn(24, 4 * width), torch.randn(24), torch.rand(3))
-    norm, fast = torch.rand(width), RowHyper(tools)
+    norm, fast = torch.rand(width), kind(tools)
 
     def mixed(some: slice, pre: Tensor | None = None) -> tuple[Tensor, ...]:
         mix, x = fast.mix_and_read(

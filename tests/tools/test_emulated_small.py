@@ -18,6 +18,7 @@ from relight.kernels.canary import check
 from relight.kernels.cuda_tools import VARIANTS
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
+from relight.kernels.projected import given_hyper
 from relight.kernels.quant import fp4_grid, hadamard
 from relight.kernels.route import route
 from relight.kernels.route.rows import RowRoute
@@ -70,8 +71,24 @@ def passes(trials: list) -> None:
     assert found.refused == ()
 
 
-def test_streams_are_mixed_read_and_spread(tools: Toolbox) -> None:
-    passes(hyper_trials(tools, CPU, boundary_of(tools), width=256))
+@pytest.mark.parametrize("given", [False, True], ids=["step", "prefill"])
+def test_streams_are_mixed_read_and_spread(tools: Toolbox, given: bool) -> None:
+    passes(hyper_trials(tools, CPU, boundary_of(tools), width=256, given=given))
+
+
+def test_given_streams_are_projected_exactly(tools: Toolbox) -> None:
+    """Also by weights that are no bf16, where most of a sum cancels: what is left shows their last
+    bits."""
+    if not tools.form.bf16:
+        pytest.skip("streams are float32")
+    streams = torch.randn(3, 4, 256).to(torch.bfloat16)
+    streams[:, 2:] = streams[:, :2]
+    fn = torch.randn(24, 1024)
+    fn[:, 512:] = -fn[:, :512] + 2.0**-20 * torch.randn(24, 512)
+    ((_, parts, pieces),) = given_hyper(tools)._parts(streams, fn)
+    found = parts.view(3, pieces, 24).double().sum(1)
+    wanted = streams.flatten(1).double() @ fn.double().T
+    assert (found - wanted).norm() <= 0.1 * wanted.norm()
 
 
 def test_vectors_go_each_way(tools: Toolbox) -> None:

@@ -14,6 +14,9 @@ SLICE = 128
 PARTS = 32
 """Of the source: values that a block of `mix_parts` sums, and what it leaves for each row."""
 
+PIECES = 3
+"""Of bf16, whose sum a float32 is: 24 bits are three times eight."""
+
 WIDTHS, ACT_BLOCKS = (4096, 5120), (128, 32)
 """Of V4-Flash and V4.1-Flash."""
 
@@ -28,11 +31,21 @@ def mix_parts(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> 
 
 
 def mix_end(
-    form: Form, block: Block, boundary: torch.dtype, outputs: int, act_block: int = 0
+    form: Form,
+    block: Block,
+    boundary: torch.dtype,
+    outputs: int,
+    act_block: int = 0,
+    pieces: int = 0,
 ) -> Kernel:
     """`act_block`: what is read is also rounded for products that take so many values by a
-    scale."""
-    return _kernel("mix-end", "mix_end", form, block, boundary, outputs, act_block)
+    scale. `pieces`: of weights, with which the matrix unit has multiplied."""
+    what = "mix-end" if not pieces else f"mix-end of {pieces} pieces"
+    return _kernel(what, "mix_end", form, block, boundary, outputs, act_block, pieces)
+
+
+def split_weights(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
+    return _kernel("split", "split_weights", form, block, boundary, outputs, pieces=PIECES)
 
 
 def spread(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
@@ -51,9 +64,10 @@ def _kernel(
     boundary: torch.dtype,
     outputs: int,
     act_block: int = 0,
+    pieces: int = 0,
 ) -> Kernel:
     held = block.macros(form, boundary, boundary)
-    macros = (*held, ("OUTPUTS", outputs), ("ROUNDS", act_block))
+    macros = (*held, ("OUTPUTS", outputs), ("ROUNDS", act_block), ("PIECES", pieces))
     head = " of the head" if outputs == HC else ""
     name = f"hyper {what}{head} D={block.width} {short(boundary)}{rounded_by(act_block)}"
     return Kernel(name, SOURCE, entry, macros)
@@ -69,5 +83,8 @@ def kernels(form: Form) -> list[Kernel]:
         assert held is not None
         found += [make(form, held, boundary, count) for make in makes for count in outputs]
         found.append(mix_end(form, held, boundary, outputs[0], act_block))
+        if form.bf16:
+            given = (form, held, boundary, outputs[0])
+            found += [split_weights(*given), mix_end(*given, act_block, PIECES)]
         found += [make(form, held, boundary) for make in (spread, read_streams)]
     return found

@@ -4,6 +4,8 @@
 // 128, a constant of the shape: a warp sums a slice for one output, four values a lane by fma and lanes by a tree, and slices are
 // added in ascending order. No sum depends on the number of rows.
 //
+// Of given rows the matrix unit multiplies (PIECES): streams are bf16, and a float32 weight is the sum of PIECES that are.
+//
 // OUTPUTS: 24 for a sublayer (pre, post, comb), 4 for the head (pre).
 #include "row.cuh"
 
@@ -139,7 +141,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   write_row(x + row * WIDTH, v);
 }
 
-// A block a row, with one warp more than hold it. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
+// fn [OUTPUTS, INNER] -> to [PIECES, OUTPUTS, INNER]: what is left of a weight, rounded to bf16. Grid: columns by 512, OUTPUTS.
+extern "C" __global__ void __launch_bounds__(256) split_weights(const float* fn, u16* to) {
+  const int at = (blockIdx.x * 256 + threadIdx.x) * 2;
+  wait_for_previous();
+  if (at >= INNER) return;
+  float v[2];
+  read_pair(fn + (i64)blockIdx.y * INNER + at, v);
+  UNROLL for (int k = 0; k < PIECES; k++) {
+    write_pair(to + ((i64)k * OUTPUTS + blockIdx.y) * INNER + at, v);
+    UNROLL for (int b = 0; b < 2; b++) v[b] = add(v[b], -from_bf16(to_bf16(v[b])));  // exact
+  }
+}
+
+// A block a row, with one warp more than hold it. With PIECES parts are [n, PIECES, OUTPUTS], and squares are summed here. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
 // [n, HC], or by this row's own pre where that is null, normed, and as `plain`, if that is wanted, before. Of a head only these come
 // out. With ROUNDS x comes out rounded, too.
 extern "C" __global__ void __launch_bounds__(THREADS + 32)
@@ -162,15 +177,37 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
     read_all(streams + row * HC * WIDTH, read);
     if (reading)
       UNROLL for (int k = 0; k < HC; k++) by[k] = reading[row * HC + k];
+#if PIECES
+    float own[HC][2] = {};
+    UNROLL for (int k = 0; k < HC; k++)
+      UNROLL for (int j = 0; j < PAIRS; j++) {
+        float pair[2];
+        read_pair((const In*)&read[k][j], pair);
+        UNROLL for (int b = 0; b < 2; b++) own[k][b] = fmaf(pair[b], pair[b], own[k][b]);
+      }
+    float squares[2];
+    UNROLL for (int b = 0; b < 2; b++) squares[b] = add(add(own[0][b], own[1][b]), add(own[2][b], own[3][b]));
+    sums[warp][lane] = lanes_tree(add(squares[0], squares[1]));
+#else
     const float* part = parts + (row * SPLITS + warp * (SPLITS / WARPS)) * PARTS + min(lane, OUTPUTS);
     float s = part[0];
     UNROLL for (int k = 1; k < SPLITS / WARPS; k++) s = add(s, part[k * PARTS]);
     sums[warp][lane] = s;
+#endif
   }
+#if PIECES
+  float s = parts[row * PIECES * OUTPUTS + output];
+  UNROLL for (int k = 1; k < PIECES; k++) s = add(s, parts[(row * PIECES + k) * OUTPUTS + output]);
+  __syncthreads();
+  float all = sums[0][lane];
+  UNROLL for (int w = 1; w < WARPS; w++) all = add(all, sums[w][lane]);
+  const float mean = mul(all, 1.f / INNER);
+#else
   __syncthreads();
   float s = sums[0][lane];
   UNROLL for (int w = 1; w < WARPS; w++) s = add(s, sums[w][lane]);
   const float mean = mul(__shfl_sync(~0u, s, OUTPUTS), 1.f / INNER);
+#endif
   const float logit = add(mul(mul(s, rsqrtf(add(mean, norm_eps))), own_scale), own_base);
   const float own = add(sigmoid(logit), eps);
   if (!last) {

@@ -1,5 +1,7 @@
 """Hyper-connections, launched on a CUDA device. Knows no sublayer."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -123,25 +125,36 @@ class RowHyper:
         plain: Tensor | None = None,
         act_block: int = 0,
     ) -> Tensor:
-        n, hc, width = streams.shape
+        n, _, width = streams.shape
         x = streams.new_empty((n, width))
-        held, form, count = self._held(width), self._tools.form, len(base)
+        held = self._held(width)
         act_block = act_block if rounds(width, held.threads) else 0
         handed = self._tools.hand_over(x, act_block) if act_block else (None, None)
-        splits = hc * width // cuda.SLICE
-        nbytes = 4 * splits * cuda.PARTS
-        parts = base.new_empty((rows_of_a_pass(n, nbytes), splits, cuda.PARTS))
-        for part in passes(n, nbytes):
-            own, rows = streams[part], part.stop - part.start
-            first = self._tools.load(cuda.mix_parts(form, held, streams.dtype, count), 256)
-            first((splits, -(-rows // (MANY_ROWS if rows > MANY else ROWS))), own, fn, parts, rows)
-            end = cuda.mix_end(form, held, streams.dtype, count, act_block)
+        for part, parts, pieces in self._parts(streams, fn):
+            end = cuda.mix_end(self._tools.form, held, streams.dtype, len(base), act_block, pieces)
             last = self._tools.load(end, held.threads + 32)
-            given = (parts, base, scale, own, _part(reading, part), norm, *epsilons, iterations)
+            read = (streams[part], _part(reading, part), norm)
+            given = (parts, base, scale, *read, *epsilons, iterations)
             made = (_part(one, part) for one in outputs)
             also = (_part(one, part) for one in (plain, *handed))
-            last((rows, 1), *given, *made, x[part], *also)
+            last((part.stop - part.start, 1), *given, *made, x[part], *also)
         return x
+
+    def _parts(self, streams: Tensor, fn: Tensor) -> Iterator[tuple[slice, Tensor, int]]:
+        """Of some rows what their projection is the sum of, and of how many pieces weights are: 0
+        where slices were summed."""
+        n, hc, width = streams.shape
+        splits = hc * width // cuda.SLICE
+        nbytes = 4 * splits * cuda.PARTS
+        parts = fn.new_empty((rows_of_a_pass(n, nbytes), splits, cuda.PARTS))
+        first = self._tools.load(
+            cuda.mix_parts(self._tools.form, self._held(width), streams.dtype, len(fn)), 256
+        )
+        for part in passes(n, nbytes):
+            rows = part.stop - part.start
+            grid = (splits, -(-rows // (MANY_ROWS if rows > MANY else ROWS)))
+            first(grid, streams[part], fn, parts, rows)
+            yield part, parts, 0
 
     def expand(self, out: Tensor, streams: Tensor, mix: Mix) -> Tensor:
         """`hyper.expand`: out [n, D] over streams [n, hc, D]."""
