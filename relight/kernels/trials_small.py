@@ -190,7 +190,7 @@ def vector_trials(tools: Toolbox, device: torch.device, boundary: torch.dtype) -
             ROPE,
             "512, backwards",
             inputs(3, 512),
-            lambda x: fast.rotate(x, positions(x), turn, inverse=True),
+            lambda x: fast.rotate(x.clone(), positions(x), turn, inverse=True),
             lambda x: rotate(x, positions(x), turn, inverse=True, boundary=boundary),
             tolerance,
         ),

@@ -6,14 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relight.kernels.block import Block, block_of, in_place, in_words, rounded_by, rounds, short
+from relight.kernels.block import (
+    Block,
+    block_of,
+    in_place,
+    in_words,
+    plain,
+    rounded_by,
+    rounds,
+    short,
+)
 from relight.kernels.build import Kernel
 from relight.kernels.forms import Form
 from relight.kernels.rows import Rows
 from relight.kernels.sources import source
 from relight.kernels.toolbox import Toolbox
 
-SOURCE = "cuda/row.cu"
+SOURCE, TURN_SOURCE = "cuda/row.cu", "cuda/turn.cu"
 
 KV_WIDTH, INDEX_WIDTH, ROPE = 512, 128, 64
 """Of V4 and V4.1: key and value in one vector, index keys and queries, values that are rotated."""
@@ -29,6 +38,9 @@ LOW_RANK = ((1024, 128), (1280, 32))
 """Widths of V4 and V4.1 whose norm is the input of products alone, and the block of scales."""
 
 THREADS = {KV_WIDTH: 128, INDEX_WIDTH: 32}
+
+TURN_THREADS, TURNED_AT_ONCE = 256, 8
+"""Vectors that a warp turns, of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +85,12 @@ INDEX_QUERIES = Way(rope=ROPE, hadamard=True, end=GRID)
 PLAIN_INDEX_QUERIES = Way(rope=ROPE, end=GRID)
 
 
-def held(width: int) -> Block | None:
+def held(width: int, way: Way = NORM) -> Block | None:
     """How a vector is held. Those that are rotated are held so that a group of values that share a
-    scale is a warp's or half of one's."""
+    scale is a warp's or half of one's; heads of queries, which have none and are many, by a warp
+    each, so that nobody waits."""
+    if way == QUERIES:
+        return Block(width, 32)
     if width in THREADS:
         return Block(width, THREADS[width])
     return block_of(width, NORM_THREADS)
@@ -102,6 +117,13 @@ def kernel(
     return Kernel(name, SOURCE, "row_op", macros)
 
 
+def turn(form: Form, boundary: torch.dtype) -> Kernel:
+    """In place."""
+    bf16 = int(boundary == torch.bfloat16)
+    macros = (*plain(form), ("ROPE", ROPE), ("IN_BF16", bf16), ("OUT_BF16", bf16))
+    return Kernel(f"vectors turned {short(boundary)}", TURN_SOURCE, "turn", macros)
+
+
 def kernels(form: Form) -> list[Kernel]:
     """Those of V4-Flash and V4.1-Flash."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
@@ -109,11 +131,12 @@ def kernels(form: Form) -> list[Kernel]:
     norms = [block for width in (1024, 1280, 4096, 5120, KV_WIDTH) if (block := held(width))]
     ways = (
         *((block, NORM) for block in norms),
-        *((kv, QUERIES), (kv, TURNED), (kv, KEPT["fp8"]), (index, INDEX_QUERIES)),
+        *((Block(KV_WIDTH, 32), QUERIES), (kv, KEPT["fp8"]), (index, INDEX_QUERIES)),
         *((kv, KEPT["fp8-all"]), (kv, KEPT["fp4-fine"])),
         *((index, KEPT["fp4"]), (index, PLAIN_INDEX_QUERIES)),
     )
     found = [kernel(form, way, block, boundary, boundary) for block, way in ways]
+    found.append(turn(form, boundary))
     for width, act_block in LOW_RANK:
         block = block_of(width, NORM_THREADS)
         assert block is not None
@@ -162,14 +185,15 @@ class RowVectors:
     def rotate(
         self, x: Tensor, positions: Tensor, frequencies: Tensor, *, inverse: bool = False
     ) -> Tensor:
-        """`rotate` of x [n, .., d] by positions [n]."""
-        return self._run(
-            TURNED,
-            x,
-            positions=positions,
-            frequencies=frequencies,
-            sign=-1.0 if inverse else 1.0,
-        )
+        """`rotate` of x [n, .., d] by positions [n], in its place: x is what is returned."""
+        rows, width = len(x), x.shape[-1]
+        heads = x.shape[1:-1].numel()
+        warps = rows * -(-heads // TURNED_AT_ONCE)
+        if warps:
+            launch = self._tools.load(turn(self._tools.form, x.dtype), TURN_THREADS)
+            sign, blocks = -1.0 if inverse else 1.0, -(-warps * 32 // TURN_THREADS)
+            launch((blocks, 1), x, positions, frequencies, sign, rows, heads, width)
+        return x
 
     def index_queries(
         self, x: Tensor, positions: Tensor, frequencies: Tensor, *, turned: bool = True
@@ -212,12 +236,11 @@ class RowVectors:
         eps: float = 0.0,
         positions: Tensor | None = None,
         frequencies: Tensor | None = None,
-        sign: float = 1.0,
         places: Tensor | None = None,
         rows: Rows | None = None,
         act_block: int = 0,
     ) -> Tensor:
-        block = held(x.shape[-1])
+        block = held(x.shape[-1], way)
         assert block is not None, f"vectors of {x.shape[-1]} are not shared evenly by 32 threads"
         y = x if rows else x.new_empty(x.shape, dtype=torch.float32 if way.end == GRID else x.dtype)
         vectors = x.numel() // block.width
@@ -225,9 +248,9 @@ class RowVectors:
         if vectors:
             made = kernel(self._tools.form, way, block, x.dtype, x.dtype, act_block)
             launch = self._tools.load(made, block.threads)
-            turn = (positions, frequencies, sign, x.shape[1:-1].numel())
+            turned = (positions, frequencies, x.shape[1:-1].numel())
             to, blocks = source(rows), min(vectors, MOST_BLOCKS)
             if act_block:
                 to = (*self._tools.hand_over(y, act_block), *to[2:])
-            launch((blocks, 1), x, y, weight, eps, *turn, places, *to, vectors)
+            launch((blocks, 1), x, y, weight, eps, *turned, places, *to, vectors)
         return y

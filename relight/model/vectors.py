@@ -50,7 +50,7 @@ class Vectors:
         return self.rotate(rms_norm(q, None, self.eps, self.boundary), segment)
 
     def rotate(self, x: Tensor, segment: Segment, *, inverse: bool = False) -> Tensor:
-        """x [rows, .., d]."""
+        """x [rows, .., d], which a kernel turns in its place: nobody else may hold it."""
         if fast := self._fast(TURNED, x, segment):
             return fast.rotate(x, segment.positions, self.frequencies, inverse=inverse)
         return rotate(x, segment.positions, self.frequencies, inverse, boundary=self.boundary)

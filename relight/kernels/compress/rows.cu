@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * SPLIT)
 #if END == 0
   write_row((Out*)data + g * WIDTH, v);
 #else
-  rotate(v, entry * RATIO, frequencies, 1.f);
+  rotate(v, entry * RATIO, frequencies);
   const Store store = {data, scale, data_outer, scale_outer, inner, data_inner, scale_inner};
 #if END == 2
   put_fp8(v, data_of(store, to), scale_of_row(store, to));

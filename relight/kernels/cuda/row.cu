@@ -7,9 +7,9 @@
 #include "row.cuh"
 
 // x [rows * heads, WIDTH], positions [rows]. y, where values come out: Out, of END 1 float32. Else row places[row] of a store.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    row_op(const In* x, void* y, const float* weight, float eps, const i64* positions, const float* frequencies, float sign,
-           int heads, const i64* places, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner, int data_inner,
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    row_op(const In* x, void* y, const float* weight, float eps, const i64* positions, const float* frequencies, int heads,
+           const i64* places, u8* data, u8* scale, i64 data_outer, i64 scale_outer, int inner, int data_inner,
            int scale_inner, int vectors) {
   __shared__ Room rooms[2];  // in turn, so that threads need not meet again before the next vector
   Pairs w, next;
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(v[j][b]);
 #endif
 #if ROPE
-    rotate(v, position, f, sign);
+    rotate(v, position, f);
 #endif
 #if HADAMARD
     hadamard(v);

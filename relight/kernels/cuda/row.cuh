@@ -83,25 +83,25 @@ D void norm_plain(Pairs& v, float eps, Room& room) {
     UNROLL for (int b = 0; b < 2; b++) v[j][b] = rounded(mul(v[j][b], factor));
 }
 
-// Rotates the last ROPE values in pairs by position * frequency, against the clock with `sign` 1.
+// Rotates the last ROPE values in pairs by position * frequency, against the clock.
 typedef float Frequencies[PAIRS];
 D void read_frequencies(const float* p, Frequencies& f) {
   UNROLL for (int j = 0; j < PAIRS; j++) f[j] = ROPE && place(j) >= WIDTH - ROPE ? p[(place(j) - (WIDTH - ROPE)) / 2] : 0.f;
 }
-D void rotate(Pairs& v, i64 position, const Frequencies& f, float sign) {
+D void rotate(Pairs& v, i64 position, const Frequencies& f) {
   UNROLL for (int j = 0; j < PAIRS; j++) {
     if (place(j) >= WIDTH - ROPE) {
-      const float angle = mul((float)position, f[j]), c = cosf(angle), s = mul(sign, sinf(angle));
+      const float angle = mul((float)position, f[j]), c = cosf(angle), s = sinf(angle);
       const float even = v[j][0], odd = v[j][1];
       v[j][0] = rounded(add(mul(even, c), -mul(odd, s)));
       v[j][1] = rounded(add(mul(even, s), mul(odd, c)));
     }
   }
 }
-D void rotate(Pairs& v, i64 position, const float* frequencies, float sign) {
+D void rotate(Pairs& v, i64 position, const float* frequencies) {
   Frequencies f;
   read_frequencies(frequencies, f);
-  rotate(v, position, f, sign);
+  rotate(v, position, f);
 }
 
 #if WIDTH == 128 && THREADS == 32
