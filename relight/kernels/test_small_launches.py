@@ -88,7 +88,8 @@ def test_vectors_are_one_launch_a_way(tools) -> None:
     fast.index_queries(some(3, 64, 128), at, turn)
     for stored in (kv_row(512, 64), window_row_v41(512)):
         fast.keep(some(3, 512), weight, 1e-6, at, turn, Rows.empty(stored, 5, CPU), at)
-    sizes = [(32, 192), (32, 192), (128, 3), (128, 3)]
+    fast.queries(some(65, 64, 512), 1e-6, torch.arange(65), turn)
+    sizes = [(128, 192), (32, 192), (128, 3), (128, 3), (32, 4096)]
     assert tools.launched == [("row_op", threads, (count, 1)) for threads, count in sizes]
 
 
@@ -96,7 +97,8 @@ def test_what_attention_gives_is_turned_in_its_place(tools) -> None:
     fast, out, at = RowVectors(tools), some(3, 17, 512), torch.arange(3)
     assert fast.rotate(out, at, torch.zeros(32), inverse=True) is out
     assert fast.rotate(out[:0], at[:0], torch.zeros(32)).shape == (0, 17, 512)
-    assert tools.launched == [("turn", 256, (2, 1))]  # nine warps
+    fast.rotate(some(300, 17, 512), torch.arange(300), torch.zeros(32))
+    assert tools.launched == [("turn", 256, (7, 1)), ("turn", 256, (113, 1))]  # 51 warps and 900
 
 
 def test_a_compressor_is_two_launches(tools) -> None:

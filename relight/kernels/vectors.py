@@ -40,7 +40,10 @@ LOW_RANK = ((1024, 128), (1280, 32))
 THREADS = {KV_WIDTH: 128, INDEX_WIDTH: 32}
 
 TURN_THREADS, TURNED_AT_ONCE = 256, 8
-"""Vectors that a warp turns, of one row."""
+"""Of many vectors as many as a warp turns, all of one row."""
+
+MANY = 4096
+"""From more vectors on a warp takes several or a whole one, and a device is full all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,11 @@ INDEX_QUERIES = Way(rope=ROPE, hadamard=True, end=GRID)
 PLAIN_INDEX_QUERIES = Way(rope=ROPE, end=GRID)
 
 
-def held(width: int, way: Way = NORM) -> Block | None:
-    """How a vector is held. Those that are rotated are held so that a group of values that share a
-    scale is a warp's or half of one's; heads of queries, which have none and are many, by a warp
-    each, so that nobody waits."""
-    if way == QUERIES:
+def held(width: int, way: Way = NORM, vectors: int = 1) -> Block | None:
+    """How a vector is held, which decides no bit. Those that are rotated are held so that a group
+    of values that share a scale is a warp's or half of one's; queries, which have none, by a warp
+    each if there are many, so that nobody waits."""
+    if way == QUERIES and vectors > MANY:
         return Block(width, 32)
     if width in THREADS:
         return Block(width, THREADS[width])
@@ -113,15 +116,17 @@ def kernel(
         ("HADAMARD", int(way.hadamard)),
         ("END", way.end),
     )
-    name = f"vector {block.width} {short(x)} to {way} {short(boundary)}{rounded_by(act_block)}"
+    by = " of a warp" if way == QUERIES and block.threads == 32 else ""
+    name = f"vector {block.width}{by} {short(x)} to {way} {short(boundary)}{rounded_by(act_block)}"
     return Kernel(name, SOURCE, "row_op", macros)
 
 
-def turn(form: Form, boundary: torch.dtype) -> Kernel:
-    """In place."""
+def turn(form: Form, boundary: torch.dtype, at_once: int) -> Kernel:
+    """In place, so many of a row by a warp."""
     bf16 = int(boundary == torch.bfloat16)
-    macros = (*plain(form), ("ROPE", ROPE), ("IN_BF16", bf16), ("OUT_BF16", bf16))
-    return Kernel(f"vectors turned {short(boundary)}", TURN_SOURCE, "turn", macros)
+    own = (("ROPE", ROPE), ("AT_ONCE", at_once), ("IN_BF16", bf16), ("OUT_BF16", bf16))
+    name = f"vectors turned by {at_once} {short(boundary)}"
+    return Kernel(name, TURN_SOURCE, "turn", (*plain(form), *own))
 
 
 def kernels(form: Form) -> list[Kernel]:
@@ -131,12 +136,13 @@ def kernels(form: Form) -> list[Kernel]:
     norms = [block for width in (1024, 1280, 4096, 5120, KV_WIDTH) if (block := held(width))]
     ways = (
         *((block, NORM) for block in norms),
-        *((Block(KV_WIDTH, 32), QUERIES), (kv, KEPT["fp8"]), (index, INDEX_QUERIES)),
+        *((Block(KV_WIDTH, 32), QUERIES), (kv, QUERIES)),
+        *((kv, KEPT["fp8"]), (index, INDEX_QUERIES)),
         *((kv, KEPT["fp8-all"]), (kv, KEPT["fp4-fine"])),
         *((index, KEPT["fp4"]), (index, PLAIN_INDEX_QUERIES)),
     )
     found = [kernel(form, way, block, boundary, boundary) for block, way in ways]
-    found.append(turn(form, boundary))
+    found += [turn(form, boundary, at_once) for at_once in (1, TURNED_AT_ONCE)]
     for width, act_block in LOW_RANK:
         block = block_of(width, NORM_THREADS)
         assert block is not None
@@ -188,9 +194,10 @@ class RowVectors:
         """`rotate` of x [n, .., d] by positions [n], in its place: x is what is returned."""
         rows, width = len(x), x.shape[-1]
         heads = x.shape[1:-1].numel()
-        warps = rows * -(-heads // TURNED_AT_ONCE)
+        at_once = TURNED_AT_ONCE if rows * heads > MANY else 1
+        warps = rows * -(-heads // at_once)
         if warps:
-            launch = self._tools.load(turn(self._tools.form, x.dtype), TURN_THREADS)
+            launch = self._tools.load(turn(self._tools.form, x.dtype, at_once), TURN_THREADS)
             sign, blocks = -1.0 if inverse else 1.0, -(-warps * 32 // TURN_THREADS)
             launch((blocks, 1), x, positions, frequencies, sign, rows, heads, width)
         return x
@@ -240,10 +247,10 @@ class RowVectors:
         rows: Rows | None = None,
         act_block: int = 0,
     ) -> Tensor:
-        block = held(x.shape[-1], way)
+        vectors = x.numel() // x.shape[-1]
+        block = held(x.shape[-1], way, vectors)
         assert block is not None, f"vectors of {x.shape[-1]} are not shared evenly by 32 threads"
         y = x if rows else x.new_empty(x.shape, dtype=torch.float32 if way.end == GRID else x.dtype)
-        vectors = x.numel() // block.width
         act_block = act_block if rounds(block.width, block.threads) else 0
         if vectors:
             made = kernel(self._tools.form, way, block, x.dtype, x.dtype, act_block)

@@ -82,7 +82,7 @@ def test_streams_are_mixed_in_passes(
     tools: Toolbox, few, kind: Callable[[Toolbox], RowHyper]
 ) -> None:
     """Of 265 rows a block takes more than of few."""
-    rows, width, boundary = 265, 64, boundary_of(tools)
+    rows, width, boundary = 265, 128, boundary_of(tools)
     streams = randoms(rows, 4, width, device=CPU, dtype=boundary)
     given = (torch.randn(24, 4 * width), torch.randn(24), torch.rand(3))
     norm, fast = torch.rand(width), kind(tools)
@@ -94,7 +94,7 @@ def test_streams_are_mixed_in_passes(
         return mix.pre, mix.post, mix.comb, x
 
     pre, *_ = wanted = mixed(slice(0, rows))
-    few(2 * 128 * 100)  # two slices, 128 bytes each, of 100 rows
+    few(4 * 128 * 100)  # four slices, 128 bytes each, of 100 rows
     assert_bits_equal(mixed(slice(0, rows)), wanted, "in passes")
     assert_bits_equal(mixed(slice(0, rows), pre), wanted, "read by what was given")
     assert_bits_equal(mixed(slice(200, 201)), tuple(x[200:201] for x in wanted), "alone")
@@ -239,6 +239,9 @@ def test_blocks_that_go_on_leave_the_same_bits(
         return [*found, *modern.quantise(x.view(11, 1024))]
 
     wanted = all_of_it()
+    monkeypatch.setattr(vectors, "MANY", 20)
+    for found, alone in zip(all_of_it(), wanted, strict=True):
+        assert_bits_equal(found, alone, "as many would be held")
     monkeypatch.setattr(vectors, "MOST_BLOCKS", 3)
     monkeypatch.setattr(toolbox, "MOST_BLOCKS", 2)
     for found, alone in zip(all_of_it(), wanted, strict=True):

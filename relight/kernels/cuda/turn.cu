@@ -3,7 +3,7 @@
 // ROPE: values that are turned, a pair a lane. A warp has AT_ONCE vectors of one row, which share angles.
 #include "values.cuh"
 
-constexpr int AT_ONCE = 8, WARPS = 8;
+constexpr int WARPS = 8;
 static_assert(ROPE == 64, "a pair a lane");
 
 // x [rows, heads, width], positions [rows], frequencies [ROPE / 2]; against the clock with `sign` 1. Grid: rows by warps.

@@ -17,6 +17,9 @@ PARTS = 32
 PIECES = 3
 """Of bf16, whose sum a float32 is: 24 bits are three times eight."""
 
+CUTS, CUT_ROWS = 8, 128
+"""Of the projection of given rows, so that few rows are many tiles, too, and rows of each."""
+
 WIDTHS, ACT_BLOCKS = (4096, 5120), (128, 32)
 """Of V4-Flash and V4.1-Flash."""
 
@@ -46,6 +49,10 @@ def mix_end(
 
 def split_weights(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
     return _kernel("split", "split_weights", form, block, boundary, outputs, pieces=PIECES)
+
+
+def sinkhorn(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
+    return _kernel("sinkhorn", "sinkhorn_rows", form, block, boundary, outputs)
 
 
 def spread(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
@@ -85,6 +92,6 @@ def kernels(form: Form) -> list[Kernel]:
         found.append(mix_end(form, held, boundary, outputs[0], act_block))
         if form.bf16:
             given = (form, held, boundary, outputs[0])
-            found += [split_weights(*given), mix_end(*given, act_block, PIECES)]
+            found += [split_weights(*given), mix_end(*given, act_block, PIECES), sinkhorn(*given)]
         found += [make(form, held, boundary) for make in (spread, read_streams)]
     return found

@@ -141,23 +141,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   write_row(x + row * WIDTH, v);
 }
 
-// fn [OUTPUTS, INNER] -> to [PIECES, OUTPUTS, INNER]: what is left of a weight, rounded to bf16. Grid: columns by 512, OUTPUTS.
+#if PIECES
+constexpr int CUTS = 8, CUT = INNER / CUTS, CUT_ROWS = 128;  // kernels/hyper/cuda.py
+static_assert(PIECES * OUTPUTS <= CUT_ROWS, "a cut is a tile");
+// fn [OUTPUTS, INNER] -> to [CUTS, CUT_ROWS, CUT]: of a weight what is left of it, rounded to bf16, PIECES times; zeros behind. Grid:
+// columns by 512, CUT_ROWS.
 extern "C" __global__ void __launch_bounds__(256) split_weights(const float* fn, u16* to) {
-  const int at = (blockIdx.x * 256 + threadIdx.x) * 2;
+  const int at = (blockIdx.x * 256 + threadIdx.x) * 2, piece = blockIdx.y / OUTPUTS;
   wait_for_previous();
   if (at >= INNER) return;
-  float v[2];
-  read_pair(fn + (i64)blockIdx.y * INNER + at, v);
-  UNROLL for (int k = 0; k < PIECES; k++) {
-    write_pair(to + ((i64)k * OUTPUTS + blockIdx.y) * INNER + at, v);
+  float v[2] = {};
+  if (piece < PIECES) read_pair(fn + (i64)(blockIdx.y % OUTPUTS) * INNER + at, v);
+  for (int k = 0; k < piece; k++)
     UNROLL for (int b = 0; b < 2; b++) v[b] = add(v[b], -from_bf16(to_bf16(v[b])));  // exact
-  }
+  write_pair(to + ((i64)(at / CUT) * CUT_ROWS + blockIdx.y) * CUT + at % CUT, v);
 }
+#endif
 
-// A block a row, with one warp more than hold it. With PIECES parts are [n, PIECES, OUTPUTS], and squares are summed here. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
+// A block a row, with one warp more than hold it. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
 // [n, HC], or by this row's own pre where that is null, normed, and as `plain`, if that is wanted, before. Of a head only these come
 // out. With ROUNDS x comes out rounded, too.
-extern "C" __global__ void __launch_bounds__(THREADS + 32)
+// With PIECES parts are [n, CUTS, CUT_ROWS], squares are summed here, and comb gets logits, of which sinkhorn_rows makes the rest: a
+// block would wait for it. Then several share a processor.
+extern "C" __global__ void __launch_bounds__(THREADS + 32, !PIECES ? 0 : PAIRS <= 8 ? 3 : 2)
     mix_end(const float* parts, const float* base, const float* scale, const In* streams, const float* reading,
             const float* weight, float eps, float norm_eps, int iterations, float* pre, float* post, float* comb, Out* x,
             Out* plain, u8* codes, float* scales) {
@@ -196,12 +202,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
 #endif
   }
 #if PIECES
-  float s = parts[row * PIECES * OUTPUTS + output];
-  UNROLL for (int k = 1; k < PIECES; k++) s = add(s, parts[(row * PIECES + k) * OUTPUTS + output]);
+  const float* part = parts + row * CUTS * CUT_ROWS + output;
+  float all[CUTS], s = 0.f;
+  UNROLL for (int k = 0; k < PIECES; k++) {
+    UNROLL for (int c = 0; c < CUTS; c++) all[c] = part[c * CUT_ROWS + k * OUTPUTS];
+    s = add(s, tree(all));
+  }
   __syncthreads();
-  float all = sums[0][lane];
-  UNROLL for (int w = 1; w < WARPS; w++) all = add(all, sums[w][lane]);
-  const float mean = mul(all, 1.f / INNER);
+  float square = sums[0][lane];
+  UNROLL for (int w = 1; w < WARPS; w++) square = add(square, sums[w][lane]);
+  const float mean = mul(square, 1.f / INNER);
 #else
   __syncthreads();
   float s = sums[0][lane];
@@ -230,7 +240,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
   if (last) {
     if (lane < 4) pre[row * HC + lane] = own;
     else if (lane < 8) post[row * HC + lane - 4] = mul(2.f, sigmoid(logit));
-    const float c = sinkhorn(__shfl_sync(~0u, logit, 8 + (lane & 15)), iterations, eps);
+    float c = __shfl_sync(~0u, logit, 8 + (lane & 15));
+    if (!PIECES) c = sinkhorn(c, iterations, eps);
     if (lane < 16) comb[row * HC * HC + lane] = c;
   }
 #endif
@@ -239,6 +250,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
   if (!last) put_rounded(v, sizes, row, codes, scales);
 #endif
 }
+
+#if OUTPUTS > 4
+// comb [n, HC, HC], in place. Two rows a warp.
+extern "C" __global__ void __launch_bounds__(256) sinkhorn_rows(float* comb, int n, float eps, int iterations) {
+  const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+  wait_for_previous();
+  const bool is = at < (i64)n * HC * HC;
+  const float c = sinkhorn(is ? comb[at] : 0.f, iterations, eps);
+  if (is) comb[at] = c;
+}
+#endif
 
 // out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. Grid: n, columns by
 // 512.

@@ -17,7 +17,7 @@ that weights, 12 KB of a block, are read for some."""
 MANY = 256
 """From more rows on."""
 
-SPREAD_THREADS = 256
+SPREAD_THREADS = SINKHORN_THREADS = 256
 
 
 class RowHyper:
@@ -125,7 +125,7 @@ class RowHyper:
         plain: Tensor | None = None,
         act_block: int = 0,
     ) -> Tensor:
-        n, _, width = streams.shape
+        n, hc, width = streams.shape
         x = streams.new_empty((n, width))
         held = self._held(width)
         act_block = act_block if rounds(width, held.threads) else 0
@@ -137,7 +137,13 @@ class RowHyper:
             given = (parts, base, scale, *read, *epsilons, iterations)
             made = (_part(one, part) for one in outputs)
             also = (_part(one, part) for one in (plain, *handed))
-            last((part.stop - part.start, 1), *given, *made, x[part], *also)
+            rows = part.stop - part.start
+            last((rows, 1), *given, *made, x[part], *also)
+            if pieces:  # what is left of the mix
+                made_of = (self._tools.form, held, streams.dtype, len(base))
+                finish = self._tools.load(cuda.sinkhorn(*made_of), SINKHORN_THREADS)
+                blocks = -(-rows * hc * hc // SINKHORN_THREADS)
+                finish((blocks, 1), _part(outputs[2], part), rows, epsilons[0], iterations)
         return x
 
     def _parts(self, streams: Tensor, fn: Tensor) -> Iterator[tuple[slice, Tensor, int]]:
