@@ -200,6 +200,10 @@ HOST static unsigned ballot(int line, unsigned, bool vote) {
 #define __shfl_xor_sync(...) shuffle_xor(__LINE__, __VA_ARGS__)
 #define __ballot_sync(...) ballot(__LINE__, __VA_ARGS__)
 
+inline unsigned short bf16_bits(float v) {
+  const unsigned b = __float_as_uint(v);
+  return v != v ? 0x7FFF : b + 0x7FFF + (b >> 16 & 1) >> 16;
+}
 inline unsigned short half_bits(float v) { _Float16 h = (_Float16)v; unsigned short b; memcpy(&b, &h, 2); return b; }
 HOST static float operand(unsigned bits) {
 #if X_BF16

@@ -33,6 +33,7 @@ INSTRUCTIONS = (
         r'asm\("mma\.sync\.aligned\.m16n8k16.*?"r"\(b1\)\);',
         "m16n8(c, a0, a1, a2, a3, b0, b1, 2);",
     ),
+    (r'asm\("cvt\.rn\.bf16x2\.f32 %0, 0f.*?\);', "r = bf16_bits(v);"),
     (
         r'asm\("cvt\.rn\.bf16x2\.f32.*?\);',
         "r = to_bf16(a) | (u32)to_bf16(b) << 16;",

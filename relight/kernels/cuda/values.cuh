@@ -5,8 +5,14 @@
 #include "lanes.cuh"
 
 D u16 to_bf16(float v) {  // nearest, ties to even
+#if STEP_FORM == 80
+  u32 r;  // of a pair, which takes a quarter of the time of one
+  asm("cvt.rn.bf16x2.f32 %0, 0f00000000, %1;" : "=r"(r) : "f"(v));
+  return v != v ? 0x7FC0 : r;
+#else
   const u32 b = __float_as_uint(v);
   return (b & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0 : b + 0x7FFF + (b >> 16 & 1) >> 16;
+#endif
 }
 D float from_bf16(u16 b) { return __uint_as_float((u32)b << 16); }
 
