@@ -109,7 +109,7 @@ class ByTile(GivenLinear):
         super().__init__(tools)
         self._one = tile
 
-    def _tile(self, rows: int, w: Weight, x_bytes: int) -> Tile:
+    def _tile(self, rows: int, w: Weight, x_bytes: int, groups: int) -> Tile:
         return self._one
 
 

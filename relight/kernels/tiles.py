@@ -95,19 +95,27 @@ ROOM_FOR_TWO = 200 * 1024
 """Of shared memory: two blocks of four stages."""
 
 
-def wide_tile(form: Form, format: int, x_bytes: int, block: int, *, groups: bool = False) -> Tile:
-    """For many rows. From SM80 on a warp has 32 x 64: its sums, of a unit and of all, are 128
-    registers. Where there is room two blocks of 128 x 64 share a processor, of which one
-    multiplies while the other waits: 10 % faster on an H200 than one of 128 x 128. Before SM80,
-    units in flight are in registers, too: 128 x 64. Of warp groups each warp has 16 x 128; with
-    codes, which nobody decodes, three blocks of 64 x 128 hide each other's beginning and end."""
+def wide_tiles(
+    form: Form, format: int, x_bytes: int, block: int, *, groups: bool = False
+) -> tuple[Tile, ...]:
+    """For many rows, the widest first. From SM80 on a warp has 32 x 64: its sums, of a unit and of
+    all, are 128 registers. Where there is room two blocks of 128 x 64 share a processor, of which
+    one multiplies while the other waits: 10 % faster on an H200 than one of 128 x 128. Before SM80,
+    units in flight are in registers, too: 128 x 64. Of warp groups each warp has 16 x 128 or, where
+    one sum goes through all of K, twice that; with codes, which nobody decodes, three blocks of 64
+    x 128 hide each other's beginning and end."""
     if groups and (format, x_bytes) == (8, 1):
-        return Tile(format, x_bytes, block, 4, 1, 1, 16, min_blocks=3, groups=True)
+        return (Tile(format, x_bytes, block, 4, 1, 1, 16, min_blocks=3, groups=True),)
     if groups:
-        return Tile(format, x_bytes, block, 8, 1, 1, 16, most_stages=6, groups=True)
+        tiles = (2, 1) if format == 8 else (1,)
+        made = (
+            Tile(format, x_bytes, block, 8, 1, n, 16, most_stages=6, groups=True) for n in tiles
+        )
+        return tuple(made)
     if form.shared_limit >= ROOM_FOR_TWO:
-        return Tile(format, x_bytes, block, 4, 1, tiles=2, token_tiles=8, min_blocks=2)
-    return Tile(format, x_bytes, block, 4, 2, tiles=2, token_tiles=8 if form.copies else 4)
+        return (Tile(format, x_bytes, block, 4, 1, tiles=2, token_tiles=8, min_blocks=2),)
+    token_tiles = 8 if form.copies else 4
+    return (Tile(format, x_bytes, block, 4, 2, tiles=2, token_tiles=token_tiles),)
 
 
 def narrow_tile(format: int, x_bytes: int, block: int, *, groups: bool = False) -> Tile:

@@ -20,7 +20,10 @@
 // Lanes hold 16 rows x COLUMNS tokens as columns.cuh has them.
 //
 // WARP_GROUPS: the matrix unit reads shared memory by itself (groups.cuh), 32 bytes of each row at a time. It multiplies E4M3 as it
-// is, and bf16; of FOLDED weights a warp decodes its rows for it, two values each from two places. A warp has 16 rows and all tokens.
+// is, and bf16; of FOLDED weights a warp decodes its rows for it, two values each from two places. A warp has 16 rows of each 64 of
+// its group's, and all tokens. Of FOLDED weights nothing is left to scale: one sum goes through all of K (THROUGH), and four
+// products are always under way, also where units meet, so of the unit before the stage may still be read. Each instruction's
+// addition is cut off, not rounded, which is far below the bf16 that comes out; what comes out as float32 is added by units.
 //
 // Macros that decide bits: WARP_GROUPS, FORMAT (8 E4M3, 16 bf16), BLOCK, STEP_FORM and what of decode.cuh the form has. Macros that decide
 // speed only: ROW_WARPS, TOKEN_WARPS, TILES (of 16 rows, a warp), TOKEN_TILES (of 8), STAGES, TURN (units between two barriers),
@@ -42,6 +45,8 @@ constexpr int PASS_CHUNKS = STEP_FORM == 70 ? 1 : 4, PASSES = W_CHUNKS / PASS_CH
 constexpr bool SCALED = X_BYTES == 1, FOLDED = FORMAT == 8 && X_BYTES == 2, FINE = FORMAT == 8 && BLOCK == 32;
 constexpr int SCALES = !SCALED ? 0 : FINE ? 4 : 1, SPAN = SCALED && FINE ? 2 : PASSES;  // of a token; passes that share one
 constexpr int X_AT = TILE_ROWS * W_ROW, SCALES_AT = X_AT + TILE_TOKENS * X_ROW;
+constexpr bool THROUGH = WARP_GROUPS && FOLDED;
+constexpr int AHEAD = THROUGH ? STAGES - 2 : STAGES - TURN;  // units on their way
 constexpr int STAGE_ALIGNED = WARP_GROUPS ? 1024 : 16;
 constexpr int STAGE_BYTES = (SCALES_AT + 4 * SCALES * TILE_TOKENS + STAGE_ALIGNED - 1) / STAGE_ALIGNED * STAGE_ALIGNED;
 static_assert(FORMAT == 8 || FORMAT == 16, "E2M1 has a scale for each 32 values");
@@ -50,10 +55,10 @@ static_assert(SCALES < 4 || (STEP_FORM == 70 && !COPIES), "only form 70 walks le
 static_assert(COLUMN_TILES * COLUMNS == WARP_TOKENS, "form 70 has 16 tokens in a tile");
 static_assert(W_EACH * THREADS == TILE_ROWS * W_CHUNKS && X_EACH * THREADS == TILE_TOKENS * X_CHUNKS, "threads copy alike");
 static_assert(TILE_TOKENS <= THREADS, "a thread copies the scale of one token");
-static_assert(128 % TILE_ROWS == 0, "a tile lies in one block of scales");
+static_assert(128 % TILE_ROWS == 0 || THROUGH, "a tile lies in one block of scales");
 static_assert(!FINE || 32 % WARP_ROWS == 0, "a warp's rows lie in one block of scales");
-static_assert(!WARP_GROUPS || (COPIES && TILES == 1 && TOKEN_WARPS == 1 && ROW_WARPS % 4 == 0), "four warps are a group");
-static_assert(STAGES >= 2 * TURN, "a turn is read and one is on its way");
+static_assert(!WARP_GROUPS || (COPIES && (TILES == 1 || THROUGH) && TOKEN_WARPS == 1 && ROW_WARPS % 4 == 0), "four warps are a group");
+static_assert(STAGES >= 2 * TURN && AHEAD >= TURN, "a turn is read and one is on its way");
 
 extern __shared__ uint4 stages[];  // [STAGES][STAGE_BYTES]
 #if WARP_GROUPS
@@ -76,6 +81,8 @@ D int w_place(int row, int chunk) { return place(row, chunk, W_CHUNKS, 1); }
 D int x_place(int token, int chunk) { return X_AT + place(token, chunk, X_CHUNKS, X_WORDS); }
 
 D int warp_row() { return warp_id() % ROW_WARPS * WARP_ROWS; }
+// Where 16 rows of this warp begin.
+D int tile_row(int t) { return WARP_GROUPS ? (warp_id() / 4 * TILES + t) * 64 + warp_id() % 4 * 16 : warp_row() + 16 * t; }
 D int warp_token() { return warp_id() / ROW_WARPS * WARP_TOKENS; }
 #if STEP_FORM == 70
 D int my_chunk(int pass) { return pass; }
@@ -143,10 +150,10 @@ struct Flight {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   D void begin(Copied& from, int units) {
-    UNROLL for (int u = 0; u < STAGES - TURN; u++) ask(from, u, units);
+    UNROLL for (int u = 0; u < AHEAD; u++) ask(from, u, units);
   }
   D void enter() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2 * TURN) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - TURN) : "memory");
 #if WARP_GROUPS
     group_wrote();
 #endif
@@ -221,31 +228,43 @@ D void sum_pass(Totals& sum, const u8* stage, int pass, u32 up) {
 }
 #if WARP_GROUPS
 D u32 at_half(const u8* p) { return *(const u16*)p; }
-// `ws`: scales of the unit, a byte for each 32 of K if FINE.
-D void send_unit(Totals& sum, const u8* stage, u32 ws) {
-  const u64 rows = group_rows(stage + warp_id() / 4 * 64 * W_ROW), tokens = group_rows(stage + X_AT);
+constexpr int SENT = 4;  // steps that are decoded at once
+// Adds a unit, or begins with it. `ws`: scales of the unit for each tile, a byte for each 32 of K if FINE.
+D void send_unit(Totals& sum, const u8* stage, const u32 (&ws)[TILES], bool begins) {
+  const u64 tokens = group_rows(stage + X_AT);
 #if FORMAT == 8 && X_BYTES == 2
-  UNROLL for (int step = 0; step < X_ROW / 32; step++) {
-    const u32 up = up_by(FINE ? ws >> step / 2 * 8 & 255 : ws);
-    u32 a[4];
-    UNROLL for (int h = 0; h < HALVES; h++) {
-      const u8* from = stage + w_place(warp_row() + brought_row(h), step) + 2 * lane_quarter();
-      e4m3(__byte_perm(at_half(from), at_half(from + 8), 0x5140), a[h], a[2 + h], up);
+  UNROLL for (int t = 0; t < TILES; t++)
+    UNROLL for (int first = 0; first < X_ROW / 32; first += SENT) {
+      group_wait_but_last();
+      u32 a[SENT][4];
+      UNROLL for (int i = 0; i < SENT; i++) {
+        const u32 up = up_by(FINE ? ws[t] >> (first + i) / 2 * 8 & 255 : ws[t]);
+        UNROLL for (int h = 0; h < HALVES; h++) {
+          const u8* from = stage + w_place(tile_row(t) + brought_row(h), first + i) + 2 * lane_quarter();
+          e4m3(__byte_perm(at_half(from), at_half(from + 8), 0x5140), a[i][h], a[i][2 + h], up);
+        }
+      }
+      group_begin();
+      UNROLL for (int i = 0; i < SENT; i++) {
+        const int step = first + i;
+        group_multiply_bf16(sum[t], a[i], tokens + step / 4 * (TILE_TOKENS * GROUP_ROW >> 4) + step % 4 * 2, !begins || step > 0);
+      }
+      group_send();
     }
-    group_begin();
-    group_multiply_bf16(sum[0], a, tokens + step / 4 * (TILE_TOKENS * GROUP_ROW >> 4) + step % 4 * 2, step > 0);
-  }
 #else
   group_begin();
-  UNROLL for (int step = 0; step < 4; step++) {
+  UNROLL for (int t = 0; t < TILES; t++) {
+    const u64 rows = group_rows(stage + tile_row(t) / 64 * 64 * W_ROW);
+    UNROLL for (int step = 0; step < 4; step++) {
 #if FORMAT == 16
-    group_multiply_bf16(sum[0], rows + 2 * step, tokens + 2 * step, step > 0);
+      group_multiply_bf16(sum[t], rows + 2 * step, tokens + 2 * step, !begins || step > 0);
 #else
-    group_multiply(sum[0], rows + 2 * step, tokens + 2 * step, step > 0);
+      group_multiply(sum[t], rows + 2 * step, tokens + 2 * step, !begins || step > 0);
 #endif
+    }
   }
-#endif
   group_send();
+#endif
 }
 #endif
 D void add(Totals& total, const Totals& sum, u8* stage, int part, float raise) {
@@ -263,37 +282,61 @@ D void add(Totals& total, const Totals& sum, u8* stage, int part, float raise) {
 #define PASS_BY_PASS UNROLL
 #endif
 
+#if WARP_GROUPS
+// A unit's scales: of each tile of 16 rows a byte, four if FINE.
+D void scales_of(u32 (&ws)[TILES], const Tile& tile, int u) {
+  UNROLL for (int t = 0; t < TILES; t++) {
+    const u8* its = tile.ws + min(tile_row(t), tile.rows - 1) / BLOCK * tile.ws_step;
+    ws[t] = FORMAT == 16 ? 0 : FINE ? __ldg((const u32*)its + u) : __ldg(its + u);
+  }
+}
+#endif
+
 // All `units` of K. Ends with all threads done with the stages, so that the op may use their memory.
 D void sum_tile(Totals& total, const Tile& tile, int units) {
   Copied from;
   aim(from, tile);
-  const u8* scales = tile.ws + (FINE ? min(warp_row(), tile.rows - 1) / BLOCK * tile.ws_step : 0);
   Flight flight;
   flight.begin(from, units);
+#if WARP_GROUPS
+  u32 ws[TILES], next[TILES];
+  scales_of(ws, tile, 0);
+  for (int u = 0; u < units; u++) {
+    flight.enter();
+    u8* stage = stage_of(u);
+    if (THROUGH) flight.ask(from, u + AHEAD, units);  // of the unit before the last one nobody reads any more
+    scales_of(next, tile, min(u + 1, units - 1));
+#if FORMAT == 16 || X_BYTES == 1
+    Totals sum;
+    send_unit(sum, stage, ws, true);
+    flight.ask(from, u + AHEAD, units);  // while the matrix unit has work
+    UNROLL for (int t = 0; t < TILES; t++) group_wait(sum[t]);
+    add(total, sum, stage, 0, FORMAT == 8 ? e8m0(ws[0]) : 1.f);
+#else
+    send_unit(total, stage, ws, u == 0);
+#endif
+    UNROLL for (int t = 0; t < TILES; t++) ws[t] = next[t];
+  }
+  if (THROUGH) UNROLL for (int t = 0; t < TILES; t++) group_wait(total[t]);
+#else
+  const u8* scales = tile.ws + (FINE ? min(warp_row(), tile.rows - 1) / BLOCK * tile.ws_step : 0);
   for (int u = 0; u < units; u++) {
     // Units of this turn are there for all threads, and all are done with the turn before, whose stages the next ones take.
     if (u % TURN == 0) flight.enter();
     u8* stage = stage_of(u);
     const u32 ws = FORMAT == 16 ? 0 : FINE ? __ldg((const u32*)scales + u) : __ldg(scales + u);
-#if WARP_GROUPS
-    Totals sum;
-    send_unit(sum, stage, ws);
-    flight.ask(from, u + STAGES - TURN, units);  // while the matrix unit has work
-    group_wait(sum[0]);
-    add(total, sum, stage, 0, FORMAT == 8 && !FOLDED ? e8m0(ws) : 1.f);
-#else
     PASS_BY_PASS for (int first = 0; first < PASSES; first += SPAN) {
       Totals sum = {};
       PASS_BY_PASS for (int pass = first; pass < first + SPAN; pass++) {
         sum_pass(sum, stage, pass, !FOLDED ? UP : up_by(FINE ? ws >> 4 * (my_chunk(pass) & 6) & 255 : ws));
-        if (pass == 0) flight.ask(from, u + STAGES - TURN, units);  // while the matrix unit has work
+        if (pass == 0) flight.ask(from, u + AHEAD, units);  // while the matrix unit has work
       }
       const u32 scale = SCALES == 4 ? ws >> 4 * first & 255 : ws;
       add(total, sum, stage, first / SPAN, RAISE * X_RAISE * (FORMAT == 8 && !FOLDED ? e8m0(scale) : 1.f));
     }
-#endif
     flight.leave(u, units);
   }
+#endif
   __syncthreads();
 }
 
@@ -302,5 +345,5 @@ template <class Result> D void each(const Totals& total, Result result) {
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int n = 0; n < COLUMN_TILES; n++)
       UNROLL for (int i = 0; i < RESULTS; i++)
-        result(warp_row() + 16 * t + found_row(i), warp_token() + COLUMNS * n + found_token(i), total[t][n][i]);
+        result(tile_row(t) + found_row(i), warp_token() + COLUMNS * n + found_token(i), total[t][n][i]);
 }

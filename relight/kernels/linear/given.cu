@@ -38,7 +38,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   tile.ws = ws + n0 / BLOCK * tile.ws_step;
   tile.sx = sx + (i64)m0 * tile.sx_step + at / BLOCK;
   wait_for_previous();
+#if WARP_GROUPS && FORMAT == 8 && X_BYTES == 2  // the first unit is no addition
+  Totals total;
+#else
   Totals total = {};
+#endif
   sum_tile(total, tile, K / UNIT);
   Y* out = (Y*)stages;
   each(total, [&](int row, int token, float sum) { out[token * STRIDE + row] = stored(sum); });

@@ -10,7 +10,7 @@ from relight.kernels.codec import Fp8Weight, Weight
 from relight.kernels.forms import UNIT, Form
 from relight.kernels.linear.cuda import BLOCKS, quantising
 from relight.kernels.linear.step import MOST_FINE_SCALE, NAN_CODE, NAN_SCALE
-from relight.kernels.tiles import Tile, narrow_tile, wide_tile
+from relight.kernels.tiles import Tile, narrow_tile, wide_tiles
 from relight.kernels.toolbox import Toolbox
 
 SOURCE = "linear/given.cu"
@@ -125,7 +125,7 @@ class GivenLinear:
             return y
         made = product(
             self._tools.form,
-            self._tile(rows, w, 2 if scales is None else 1),
+            self._tile(rows, w, 2 if scales is None else 1, groups),
             boundary == torch.bfloat16,
         )
         launch = self._tools.load(made.kernel, made.tile.threads, made.shared_bytes)
@@ -150,13 +150,16 @@ class GivenLinear:
         out = self.multiply(x.contiguous(), None, w, boundary, groups)
         return out.view(rows, groups, w.shape[0] // groups)
 
-    def _tile(self, rows: int, w: Weight, x_bytes: int) -> Tile:
-        """Decides no bits."""
+    def _tile(self, rows: int, w: Weight, x_bytes: int, groups: int) -> Tile:
+        """Decides no bits. One that is half empty is none."""
         what = (8, x_bytes, w.block) if isinstance(w, Fp8Weight) else (16, x_bytes, 128)
-        wide = wide_tile(self._tools.form, *what, groups=self._groups)
-        enough = _count(rows, w.shape[0], wide) >= self._enough_blocks
-        few = rows <= FEW_ROWS or not enough
-        return narrow_tile(*what, groups=self._groups) if few else wide
+        outputs = w.shape[0]
+        for wide in wide_tiles(self._tools.form, *what, groups=self._groups):
+            whole = groups == 1 or outputs // groups % wide.rows == 0
+            full = whole and 2 * outputs > wide.rows and rows > FEW_ROWS
+            if full and _count(rows, outputs, wide) >= self._enough_blocks:
+                return wide
+        return narrow_tile(*what, groups=self._groups)
 
 
 def _count(rows: int, outputs: int, tile: Tile) -> int:
@@ -176,7 +179,7 @@ def kernels(form: Form) -> list[Kernel]:
         product(form, tile, boundary).kernel
         for *what, boundary in kinds
         for tile in (
-            wide_tile(form, *what, groups=form.groups),
+            *wide_tiles(form, *what, groups=form.groups),
             narrow_tile(*what, groups=form.groups),
         )
     ]

@@ -10,7 +10,7 @@ from relight.kernels.cubins import Cubin
 from relight.kernels.forms import form_of
 from relight.kernels.linear.given import GivenLinear, objection, product
 from relight.kernels.ptxas import Usage
-from relight.kernels.tiles import narrow_tile, wide_tile
+from relight.kernels.tiles import narrow_tile, wide_tiles
 from relight.kernels.toolbox import Toolbox
 
 U8, BF16, F32 = torch.uint8, torch.bfloat16, torch.float32
@@ -74,8 +74,11 @@ def test_warp_groups_multiply_where_a_device_has_them() -> None:
     for rows, w, tile, count in (
         (2, fp8(512, 128), "fp8 by 128 by groups in 64 x 32", 8),
         (8000, fp8(512, 128), "fp8 by 128 by groups in 64 x 128", 8 * 63),
-        (8000, fp8(512, 128, 32), "fp8 by 32 x bf16 by groups in 128 x 128", 4 * 63),
+        (8000, fp8(512, 128, 32), "fp8 by 32 x bf16 by groups in 256 x 128", 2 * 63),
+        (4000, fp8(512, 128, 32), "fp8 by 32 x bf16 by groups in 128 x 128", 4 * 32),
         (8000, dense(512, 128), "bf16 by groups in 128 x 128", 4 * 63),
+        (20_000, dense(72, 128), "bf16 by groups in 128 x 128", 157),
+        (8000, dense(72, 128), "bf16 by groups in 64 x 32", 2 * 250),
     ):
         made, noting = tools()
         GivenLinear(made).linear(torch.zeros(rows, 128, dtype=BF16), w, BF16)
@@ -166,9 +169,9 @@ def test_calls_that_are_not_for_the_kernels_are_left() -> None:
 def test_blocks_fit_into_the_shared_memory_of_their_device(arch: str) -> None:
     form = form_of(arch)
     for kind in KINDS if form.bf16 else ((8, 1, 128), (8, 1, 32)):
-        tiles = [wide_tile(form, *kind), narrow_tile(*kind)]
+        tiles = [*wide_tiles(form, *kind), narrow_tile(*kind)]
         if form.groups:
-            tiles += [wide_tile(form, *kind, groups=True), narrow_tile(*kind, groups=True)]
+            tiles += [*wide_tiles(form, *kind, groups=True), narrow_tile(*kind, groups=True)]
         for tile in tiles:
             for boundary_bf16 in (False, True):
                 shared = product(form, tile, boundary_bf16).shared_bytes
