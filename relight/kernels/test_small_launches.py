@@ -77,7 +77,7 @@ def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
     assert tools.launched == [
         ("mix_parts", 256, (128, 5)),
         ("mix_end", 288, (17, 1)),
-        ("spread", 256, (17, 8)),
+        ("spread", 64, (17, 8)),
     ]
 
 

@@ -93,6 +93,33 @@ D void write_pair(float* p, const float (&v)[2]) {
 }
 D void write_pair(u16* p, const float (&v)[2]) { *(u32*)p = to_bf16(v[0]) | (u32)to_bf16(v[1]) << 16; }
 
+// Eight neighbours, from a multiple of 16 bytes on.
+D void read_eight(const float* p, float (&v)[8]) {
+  UNROLL for (int i = 0; i < 2; i++) {
+    const uint4 w = *(const uint4*)(p + 4 * i);
+    v[4 * i] = __uint_as_float(w.x), v[4 * i + 1] = __uint_as_float(w.y);
+    v[4 * i + 2] = __uint_as_float(w.z), v[4 * i + 3] = __uint_as_float(w.w);
+  }
+}
+D void read_eight(const u16* p, float (&v)[8]) {
+  const uint4 w = *(const uint4*)p;
+  const u32 pairs[4] = {w.x, w.y, w.z, w.w};
+  UNROLL for (int i = 0; i < 4; i++) {
+    v[2 * i] = __uint_as_float(pairs[i] << 16);
+    v[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
+  }
+}
+D void write_eight(float* p, const float (&v)[8]) {
+  UNROLL for (int i = 0; i < 2; i++)
+    *(uint4*)(p + 4 * i) = make_uint4(__float_as_uint(v[4 * i]), __float_as_uint(v[4 * i + 1]), __float_as_uint(v[4 * i + 2]),
+                                      __float_as_uint(v[4 * i + 3]));
+}
+D void write_eight(u16* p, const float (&v)[8]) {
+  u32 pairs[4];
+  UNROLL for (int i = 0; i < 4; i++) pairs[i] = to_bf16(v[2 * i]) | (u32)to_bf16(v[2 * i + 1]) << 16;
+  *(uint4*)p = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
 #ifdef IN_BF16
 #if IN_BF16
 typedef u16 In;

@@ -263,23 +263,25 @@ extern "C" __global__ void __launch_bounds__(256) sinkhorn_rows(float* comb, int
 #endif
 
 // out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. Grid: n, columns by
-// 512.
-extern "C" __global__ void __launch_bounds__(256)
+// 512, of which a thread has eight.
+extern "C" __global__ void __launch_bounds__(64)
     spread(const In* out, const In* streams, const float* post, const float* comb, Out* y) {
   const i64 row = blockIdx.x;
-  const int at = (blockIdx.y * 256 + threadIdx.x) * 2;
+  const int at = (blockIdx.y * 64 + threadIdx.x) * 8;
   wait_for_previous();
   if (at >= WIDTH) return;
-  float o[2], x[HC][2];
-  read_pair(out + row * WIDTH + at, o);
-  UNROLL for (int j = 0; j < HC; j++) read_pair(streams + (row * HC + j) * WIDTH + at, x[j]);
+  float o[8], x[HC][8];
+  read_eight(out + row * WIDTH + at, o);
+  UNROLL for (int j = 0; j < HC; j++) read_eight(streams + (row * HC + j) * WIDTH + at, x[j]);
   UNROLL for (int k = 0; k < HC; k++) {
-    float found[2];
-    UNROLL for (int b = 0; b < 2; b++) {
+    float by[HC], found[8];
+    UNROLL for (int j = 0; j < HC; j++) by[j] = comb[(row * HC + j) * HC + k];
+    const float own = post[row * HC + k];
+    UNROLL for (int b = 0; b < 8; b++) {
       float all[HC];
-      UNROLL for (int j = 0; j < HC; j++) all[j] = mul(comb[(row * HC + j) * HC + k], x[j][b]);
-      found[b] = add(mul(post[row * HC + k], o[b]), tree(all));
+      UNROLL for (int j = 0; j < HC; j++) all[j] = mul(by[j], x[j][b]);
+      found[b] = add(mul(own, o[b]), tree(all));
     }
-    write_pair(y + (row * HC + k) * WIDTH + at, found);
+    write_eight(y + (row * HC + k) * WIDTH + at, found);
   }
 }

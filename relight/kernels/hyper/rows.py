@@ -17,7 +17,10 @@ that weights, 12 KB of a block, are read for some."""
 MANY = 256
 """From more rows on."""
 
-SPREAD_THREADS = SINKHORN_THREADS = 256
+SPREAD_THREADS, SPREAD_COLUMNS = 64, 8
+"""Columns of a thread."""
+
+SINKHORN_THREADS = 256
 
 
 class RowHyper:
@@ -168,7 +171,7 @@ class RowHyper:
         y = torch.empty_like(streams)
         if n:
             kernel = cuda.spread(self._tools.form, self._held(width), streams.dtype)
-            grid = (n, -(-width // (2 * SPREAD_THREADS)))
+            grid = (n, -(-width // (SPREAD_COLUMNS * SPREAD_THREADS)))
             self._tools.load(kernel, SPREAD_THREADS)(grid, out, streams, mix.post, mix.comb, y)
         return y
 
