@@ -12,7 +12,8 @@
 // decoding makes anyway: a bf16 holds E4M3 times a power of two exactly, so nothing is left to scale.
 //
 // Weights are the first operand and stay as the checkpoint has them: a lane reads 16 contiguous bytes of a row, four lanes read
-// 64, eight rows are one load of a warp. A lane without a token repeats another's, and that column is dropped.
+// 64, eight rows are one load of a warp (CROSSED: eight lanes read 128, of four rows). A lane without a token repeats another's, and
+// that column is dropped.
 //
 // E2M1 has a scale for each 32 values of a row, which is one quarter. The quad-pairs of form 70 keep quarters apart by
 // themselves; for other forms flow.cuh walks. Either way 32 values are summed by the matrix unit and scaled once.
@@ -41,11 +42,12 @@ static_assert(AHEAD <= UNITS, "there are as many units as are in flight");
 static_assert((FORMAT == 8 ? BLOCK : 128) % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
 static_assert(BLOCK == 128 || BLOCK == 32, "scales are for 128 or for 32 values");
 static_assert(!FINE || FOLDED || STEP_FORM != 75, "form 75 mixes quarters");
-static_assert(!CROSSED || RING, "lanes swap through shared memory");
+static_assert(!CROSSED || (RING && UNIT_BYTES == 128), "lanes swap through shared memory, where a unit of a row is a line");
 static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
 
 D int my_k() { return warp_id() % SLICES * SLICE; }
-D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + lane_row(); }
+D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + (CROSSED ? lane_id() >> 3 : lane_row()); }
+D int my_bytes() { return 16 * (CROSSED ? lane_id() & 7 : lane_quarter()); }  // of what is asked for of a row at once
 D int my_x() { return (CROSSED ? 8 : LOADED) * lane_quarter(); }  // of a unit, and of each half of a chunk
 D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
@@ -70,23 +72,19 @@ struct Side {  // what a piece needs beside its weights
 typedef uint4 Weights[TILES][2][CHUNKS];
 
 // Units in flight: in registers, or past them into shared memory, where a lane reads back only what it asked for, so that no
-// barrier is needed; or (CROSSED) lanes of a row swap halves. Then the two blocks of 32 lie apart, rows of the second one in another
-// order, by which neither copies nor loads meet in a bank.
+// barrier is needed; or (CROSSED) lanes of a row swap halves. Then a warp asks for whole lines, 128 bytes of four rows at once, and
+// the eight words of a row lie in an order of its own, by which neither copies nor loads meet in a bank.
 #if RING
-extern __shared__ uint4 ring[];  // [AHEAD][TILES][2][CHUNKS][THREADS]
+extern __shared__ uint4 ring[];  // [AHEAD][TILES][WARPS][2 * CHUNKS][32]
 struct Flight {
-  D uint4* of_warp(int slot, int t, int h, int c) {
-    return ring + (((slot * TILES + t) * 2 + h) * CHUNKS + c) * THREADS + warp_id() * 32;
-  }
-  D int mine() {
-    const int second = lane_quarter() >> 1;
-    return CROSSED ? second * 16 + (lane_row() * 2 + (lane_quarter() & 1) ^ second * 4) : lane_id();
-  }
-  D uint2 half(const uint4* from, int second) {
-    return ((const uint2*)from)[second * 32 + (lane_row() * 4 + lane_quarter() ^ second * 8)];
+  D uint4* of_warp(int slot, int t) { return ring + ((slot * TILES + t) * WARPS + warp_id()) * 64 * CHUNKS; }
+  D int place(int row, int word) { return row * 8 + (word ^ ((row & 1) * 4 | row & 2)); }
+  D uint2 half(const uint4* from, int row, int block) {
+    return ((const uint2*)(from + place(row, 2 * block + (lane_quarter() >> 1))))[lane_quarter() & 1];
   }
   D void ask(int slot, int t, int h, int c, const u8* p) {
-    const u32 to = (u32)__cvta_generic_to_shared(of_warp(slot, t, h, c) + mine());
+    const int i = 2 * c + h, mine = CROSSED ? place(4 * i + (lane_id() >> 3), lane_id() & 7) : 32 * i + lane_id();
+    const u32 to = (u32)__cvta_generic_to_shared(of_warp(slot, t) + mine);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
   }
   D void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -96,12 +94,12 @@ struct Flight {
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int h = 0; h < 2; h++)
         UNROLL for (int c = 0; c < CHUNKS; c++) {
-          const uint4* from = of_warp(slot, t, h, c);
+          const uint4* from = of_warp(slot, t);
           if (CROSSED) {
-            const uint2 a = half(from, 0), b = half(from, 1);
+            const uint2 a = half(from, 8 * h + lane_row(), 2 * c), b = half(from, 8 * h + lane_row(), 2 * c + 1);
             w[t][h][c] = make_uint4(a.x, a.y, b.x, b.y);
           } else {
-            w[t][h][c] = from[lane_id()];
+            w[t][h][c] = from[32 * (2 * c + h) + lane_id()];
           }
         }
   }
@@ -122,13 +120,16 @@ struct Flight {
 D const u8* row_of(const u8* const (&base)[MATRICES], int t, int h, int bytes) {
   return PAIRED ? base[t] + h * 8 * bytes : base[0] + (t * 16 + h * 8) * bytes;
 }
+D const u8* asked(const Operands& o, int u, int t, int h, int c) {
+  if (CROSSED) return o.w[0] + (t * 16 + (2 * c + h) * 4) * ROW_BYTES + u * UNIT_BYTES;
+  return row_of(o.w, t, h, ROW_BYTES) + u * UNIT_BYTES + c * 64;
+}
 D void ask(Flight& flight, const Operands& o, int u) {
   if (CROSSED) __syncwarp();  // all have read what lay where this unit lands
   if (u < UNITS)
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int c = 0; c < CHUNKS; c++)
-        UNROLL for (int h = 0; h < 2; h++)
-          flight.ask(u % AHEAD, t, h, c, row_of(o.w, t, h, ROW_BYTES) + u * UNIT_BYTES + c * 64);
+        UNROLL for (int h = 0; h < 2; h++) flight.ask(u % AHEAD, t, h, c, asked(o, u, t, h, c));
   flight.sent();
 }
 template <int COUNT> D void read_scales(const float* p, float (&v)[COUNT]) {

@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int first = blockIdx.y * TOKENS, last = min(first + TOKENS, M) - 1;
   const int n0 = blockIdx.x * BLOCK_ROWS, row = n0 + my_row(), at = n0 / group_rows * K + my_k();
   Operands o;
-  o.w[0] = w + (i64)row * ROW_BYTES + my_k() * FORMAT / 8 + 16 * lane_quarter();
+  o.w[0] = w + (i64)row * ROW_BYTES + my_k() * FORMAT / 8 + my_bytes();
   o.ws[0] = ws + row / BLOCK * (K / BLOCK) + my_k() / BLOCK;
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
     o.x[n] = x + ((i64)min(first + my_token(n), last) * x_columns + at + my_x()) * X_BYTES;
