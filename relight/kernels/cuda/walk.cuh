@@ -12,8 +12,8 @@
 // decoding makes anyway: a bf16 holds E4M3 times a power of two exactly, so nothing is left to scale.
 //
 // Weights are the first operand and stay as the checkpoint has them: a lane reads 16 contiguous bytes of a row, four lanes read
-// 64, eight rows are one load of a warp (CROSSED: eight lanes read 128, of four rows). A lane without a token repeats another's, and
-// that column is dropped.
+// 64, eight rows are one load of a warp (WHOLE: a warp copies 128 of four rows, and lanes find theirs in shared memory). A lane
+// without a token repeats another's, and that column is dropped.
 //
 // E2M1 has a scale for each 32 values of a row, which is one quarter. The quad-pairs of form 70 keep quarters apart by
 // themselves; for other forms flow.cuh walks. Either way 32 values are summed by the matrix unit and scaled once.
@@ -27,6 +27,7 @@
 constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;  // flow.cuh
 constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
 constexpr bool FOLDED = FINE && X_BF16, CROSSED = FINE && !FOLDED && STEP_FORM == 80;
+constexpr bool WHOLE = CROSSED || (RING && TOKEN_TILES == 1);  // a warp asks for whole lines of weights
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
 constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;
@@ -42,12 +43,12 @@ static_assert(AHEAD <= UNITS, "there are as many units as are in flight");
 static_assert((FORMAT == 8 ? BLOCK : 128) % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
 static_assert(BLOCK == 128 || BLOCK == 32, "scales are for 128 or for 32 values");
 static_assert(!FINE || FOLDED || STEP_FORM != 75, "form 75 mixes quarters");
-static_assert(!CROSSED || (RING && UNIT_BYTES == 128), "lanes swap through shared memory, where a unit of a row is a line");
+static_assert(!WHOLE || (RING && UNIT_BYTES == 128), "lanes swap through shared memory, where a unit of a row is a line");
 static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
 
 D int my_k() { return warp_id() % SLICES * SLICE; }
-D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + (CROSSED ? lane_id() >> 3 : lane_row()); }
-D int my_bytes() { return 16 * (CROSSED ? lane_id() & 7 : lane_quarter()); }  // of what is asked for of a row at once
+D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + (WHOLE ? lane_id() >> 3 : lane_row()); }
+D int my_bytes() { return 16 * (WHOLE ? lane_id() & 7 : lane_quarter()); }  // of what is asked for of a row at once
 D int my_x() { return (CROSSED ? 8 : LOADED) * lane_quarter(); }  // of a unit, and of each half of a chunk
 D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
@@ -72,8 +73,8 @@ struct Side {  // what a piece needs beside its weights
 typedef uint4 Weights[TILES][2][CHUNKS];
 
 // Units in flight: in registers, or past them into shared memory, where a lane reads back only what it asked for, so that no
-// barrier is needed; or (CROSSED) lanes of a row swap halves. Then a warp asks for whole lines, 128 bytes of four rows at once, and
-// the eight words of a row lie in an order of its own, by which neither copies nor loads meet in a bank.
+// barrier is needed; or (WHOLE) a warp asks for whole lines, 128 bytes of four rows at once, and lanes read what others asked for.
+// The eight words of a row then lie in an order of its own, by which neither copies nor loads meet in a bank.
 #if RING
 extern __shared__ uint4 ring[];  // [AHEAD][TILES][WARPS][2 * CHUNKS][32]
 struct Flight {
@@ -83,14 +84,14 @@ struct Flight {
     return ((const uint2*)(from + place(row, 2 * block + (lane_quarter() >> 1))))[lane_quarter() & 1];
   }
   D void ask(int slot, int t, int h, int c, const u8* p) {
-    const int i = 2 * c + h, mine = CROSSED ? place(4 * i + (lane_id() >> 3), lane_id() & 7) : 32 * i + lane_id();
+    const int i = 2 * c + h, mine = WHOLE ? place(4 * i + (lane_id() >> 3), lane_id() & 7) : 32 * i + lane_id();
     const u32 to = (u32)__cvta_generic_to_shared(of_warp(slot, t) + mine);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
   }
   D void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   D void take(int slot, Weights& w) {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-    if (CROSSED) __syncwarp();
+    if (WHOLE) __syncwarp();
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int h = 0; h < 2; h++)
         UNROLL for (int c = 0; c < CHUNKS; c++) {
@@ -98,6 +99,8 @@ struct Flight {
           if (CROSSED) {
             const uint2 a = half(from, 8 * h + lane_row(), 2 * c), b = half(from, 8 * h + lane_row(), 2 * c + 1);
             w[t][h][c] = make_uint4(a.x, a.y, b.x, b.y);
+          } else if (WHOLE) {
+            w[t][h][c] = from[place(8 * h + lane_row(), 4 * c + lane_quarter())];
           } else {
             w[t][h][c] = from[32 * (2 * c + h) + lane_id()];
           }
@@ -121,11 +124,11 @@ D const u8* row_of(const u8* const (&base)[MATRICES], int t, int h, int bytes) {
   return PAIRED ? base[t] + h * 8 * bytes : base[0] + (t * 16 + h * 8) * bytes;
 }
 D const u8* asked(const Operands& o, int u, int t, int h, int c) {
-  if (CROSSED) return o.w[0] + (t * 16 + (2 * c + h) * 4) * ROW_BYTES + u * UNIT_BYTES;
+  if (WHOLE) return o.w[0] + (t * 16 + (2 * c + h) * 4) * ROW_BYTES + u * UNIT_BYTES;
   return row_of(o.w, t, h, ROW_BYTES) + u * UNIT_BYTES + c * 64;
 }
 D void ask(Flight& flight, const Operands& o, int u) {
-  if (CROSSED) __syncwarp();  // all have read what lay where this unit lands
+  if (WHOLE) __syncwarp();  // all have read what lay where this unit lands
   if (u < UNITS)
     UNROLL for (int t = 0; t < TILES; t++)
       UNROLL for (int c = 0; c < CHUNKS; c++)
