@@ -76,6 +76,11 @@ typedef uint4 Weights[TILES][2][CHUNKS];
 // barrier is needed; or (WHOLE) a warp asks for whole lines, 128 bytes of four rows at once, and lanes read what others asked for.
 // The eight words of a row then lie in an order of its own, by which neither copies nor loads meet in a bank.
 #if RING
+#if FORMAT == 8 && BLOCK == 128 && TOKEN_TILES > 1
+#define L2_HALVES ".L2::128B"  // the other half of a line, asked for right behind, comes into L2 with this one
+#else
+#define L2_HALVES ""
+#endif
 extern __shared__ uint4 ring[];  // [AHEAD][TILES][WARPS][2 * CHUNKS][32]
 struct Flight {
   D uint4* of_warp(int slot, int t) { return ring + ((slot * TILES + t) * WARPS + warp_id()) * 64 * CHUNKS; }
@@ -86,7 +91,7 @@ struct Flight {
   D void ask(int slot, int t, int h, int c, const u8* p) {
     const int i = 2 * c + h, mine = WHOLE ? place(4 * i + (lane_id() >> 3), lane_id() & 7) : 32 * i + lane_id();
     const u32 to = (u32)__cvta_generic_to_shared(of_warp(slot, t) + mine);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
+    asm volatile("cp.async.cg.shared.global" L2_HALVES " [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
   }
   D void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   D void take(int slot, Weights& w) {
