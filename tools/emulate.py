@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 INSTRUCTIONS = (
     (r'asm volatile\("ld\.global\.nc[^\n]*\n[^\n]*\n[^\n]*\);', "v[j] = p[i + j * step];"),
     (r'asm volatile\("ld\.global"[^;]*;"[^;]*;', "v = *(const uint4*)p;"),
+    (r'asm volatile\("prefetch\.global[^;]*;"[^;]*;', "watch::touch(p, 1, false);"),
     (r'asm\("mma\.sync\.aligned\.m8n8k4.*?"r"\(b1\)\);', "m8n8k4(d, a0, a1, b0, b1);"),
     (r'asm\("mma\.sync\.aligned\.m16n8k8.*?"r"\(b\)\);', "m16n8(d, a0, a1, 0, 0, b, 0, 1);"),
     (

@@ -20,9 +20,10 @@ SPILLS = {
     "linear fp8 K=1024 rows<=16 to bf16": 32,
     "linear fp8 K=8192 rows<=16 to bf16": 32,
     "linear fp8 by 32 K=1280 rows<=16 to bf16": 32,
-    "linear fp8 by 32 K=6144 rows<=16 to bf16": 304,
-    "linear fp8 by 32 K=8192 rows<=16 to bf16": 360,
-    "linear fp8 by 32 K=15360 rows<=16 to bf16": 304,
+    "linear fp8 by 32 K=6144 rows<=8 to bf16": 24,
+    "linear fp8 by 32 K=6144 rows<=16 to bf16": 112,
+    "linear fp8 by 32 K=8192 rows<=16 to bf16": 216,
+    "linear fp8 by 32 K=15360 rows<=16 to bf16": 232,
 }
 """Bytes that a thread may spill from SM80 on, where 128 registers are held for the sake of two
 blocks and a few bytes go through the cache, or what a tile of given experts needs in the end waits

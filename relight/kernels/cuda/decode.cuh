@@ -11,10 +11,7 @@
   return v
 D uint4 stream16(const void* p) { LOAD16(".nc.L1::no_allocate"); }  // read once: leaves L1 to the tokens
 D uint4 load16(const void* p) { LOAD16(""); }
-D uint4 load8_twice(const u8* p, int apart) {
-  const uint2 a = *(const uint2*)p, b = *(const uint2*)(p + apart);
-  return make_uint4(a.x, a.y, b.x, b.y);
-}
+D void bring(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }  // its line, into L2
 D u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 D u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 D u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }

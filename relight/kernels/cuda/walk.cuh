@@ -27,6 +27,8 @@
 constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;  // flow.cuh
 constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
 constexpr bool FOLDED = FINE && X_BF16, CROSSED = FINE && !FOLDED && STEP_FORM == 80;
+// Lanes pass on scales of tokens, one of a unit each, where few warps of a block have the same tokens.
+constexpr bool PASSED = CROSSED && ROW_WARPS <= 2;
 constexpr bool WHOLE = CROSSED || (RING && TOKEN_TILES == 1);  // a warp asks for whole lines of weights
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
@@ -49,14 +51,15 @@ static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one inp
 D int my_k() { return warp_id() % SLICES * SLICE; }
 D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + (WHOLE ? lane_id() >> 3 : lane_row()); }
 D int my_bytes() { return 16 * (WHOLE ? lane_id() & 7 : lane_quarter()); }  // of what is asked for of a row at once
-D int my_x() { return (CROSSED ? 8 : LOADED) * lane_quarter(); }  // of a unit, and of each half of a chunk
+D int my_x() { return LOADED * lane_quarter(); }
 D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
 D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
 D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
-D int token_of_scale(int n, int j) { return APART ? my_token(n) : token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
+D int token_of_scale(int n, int j) { return APART || PASSED ? my_token(n) : token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
 D int first_scale(int) {  // which of a unit's scales of a token is the first that a lane uses
   if (BLOCK == 128) return 0;
-  return FORMAT == 8 ? (CROSSED ? 0 : lane_quarter() >> 1) : lane_quarter();
+  if (CROSSED && !PASSED) return 0;
+  return FORMAT == 8 && !PASSED ? lane_quarter() >> 1 : lane_quarter();
 }
 
 struct Operands {  // where this lane's values begin
@@ -69,6 +72,7 @@ struct Side {  // what a piece needs beside its weights
   uint4 x[TOKEN_TILES][PIECE_CHUNKS][X_WORDS];
   float sx[TOKEN_TILES][X_SCALES][SPANS];
   u32 sw;  // a byte, or two, or four
+  float own[TOKEN_TILES];  // PASSED: the scale of token my_token() in quarter lane_quarter() of the unit
 };
 typedef uint4 Weights[TILES][2][CHUNKS];
 
@@ -86,7 +90,7 @@ struct Flight {
   D uint4* of_warp(int slot, int t) { return ring + ((slot * TILES + t) * WARPS + warp_id()) * 64 * CHUNKS; }
   D int place(int row, int word) { return row * 8 + (word ^ ((row & 1) * 4 | row & 2)); }
   D uint2 half(const uint4* from, int row, int block) {
-    return ((const uint2*)(from + place(row, 2 * block + (lane_quarter() >> 1))))[lane_quarter() & 1];
+    return ((const uint2*)(from + place(row, 2 * block + (lane_quarter() & 1))))[lane_quarter() >> 1];
   }
   D void ask(int slot, int t, int h, int c, const u8* p) {
     const int i = 2 * c + h, mine = WHOLE ? place(4 * i + (lane_id() >> 3), lane_id() & 7) : 32 * i + lane_id();
@@ -149,13 +153,30 @@ D void read_side(Side& s, const Operands& o, int p) {
     UNROLL for (int c = 0; c < PIECE_CHUNKS; c++)
       UNROLL for (int i = 0; i < X_WORDS; i++) {
         const u8* from = o.x[n] + (p * PIECE + c * 4 * LOADED) * X_BYTES + i * 16;
-        s.x[n][c][i] = CROSSED ? load8_twice(from, 32) : load16(from);
+        s.x[n][c][i] = load16(from);
       }
+    if (PASSED) {
+      if (p % PIECES == 0) s.own[n] = o.sx[n][0][p / PIECES * UNIT_SCALES];
+      continue;
+    }
     UNROLL for (int j = 0; j < X_SCALES; j++) read_scales(o.sx[n][j] + p * PIECE_SCALES, s.sx[n][j]);
   }
   if (CROSSED) s.sw = __ldg((const u16*)o.ws[0] + p);
   else if (FINE) s.sw = __ldg((const u32*)o.ws[0] + p);
   else if (FORMAT == 8) s.sw = __ldg(o.ws[0] + p);
+}
+// CROSSED: lanes q and q ^ 2 have 16 values of one block each, and need eight of both. `own` of the unit's first piece.
+D void swap(Side& s, const float (&own)[TOKEN_TILES], int piece) {
+  UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
+    const bool second = lane_quarter() & 2;
+    uint4& v = s.x[n][0][0];
+    const u32 a = __shfl_xor_sync(~0u, second ? v.x : v.z, 2), b = __shfl_xor_sync(~0u, second ? v.y : v.w, 2);
+    v = second ? make_uint4(a, b, v.z, v.w) : make_uint4(v.x, v.y, a, b);
+    if (PASSED)
+      UNROLL for (int j = 0; j < X_SCALES; j++)
+        UNROLL for (int k = 0; k < SPANS; k++)
+          s.sx[n][j][k] = __shfl_sync(~0u, own[n], acc_token(j) * 4 + piece * PIECE_SCALES + k);
+  }
 }
 
 typedef float Totals[TILES][TOKEN_TILES][ACC];
@@ -212,6 +233,7 @@ D float over_slices(const Sums* sums, int tile, int row, int token) {
 D void walk(const Operands& o, bool early, Sums* sums) {
   Flight flight;
   Side side[2];
+  float own[TOKEN_TILES];
   u32 scales[UNITS][TILES][2] = {};  // E2M1: the four scales of a unit
   if (!PDL || !early) read_side(side[0], o, 0);
 #if FORMAT == 4
@@ -229,6 +251,7 @@ D void walk(const Operands& o, bool early, Sums* sums) {
 #endif
     }
 #endif
+  if (PASSED) bring(o.ws[0]);
   UNROLL for (int u = 0; u < AHEAD; u++) ask(flight, o, u);
   if (PDL && early) {
     wait_for_previous();
@@ -240,6 +263,9 @@ D void walk(const Operands& o, bool early, Sums* sums) {
     UNROLL for (int p = u * PIECES; p < (u + 1) * PIECES; p++) {
       if (p + 1 < UNITS * PIECES) read_side(side[p + 1 & 1], o, p + 1);
       if (p == u * PIECES) flight.take(u % AHEAD, w);
+      if (PASSED && p == u * PIECES)
+        UNROLL for (int n = 0; n < TOKEN_TILES; n++) own[n] = side[p & 1].own[n];
+      if (CROSSED) swap(side[p & 1], own, p % PIECES);
       add_piece(total, w, side[p & 1], scales[u], p % PIECES);
     }
     ask(flight, o, u + AHEAD);
