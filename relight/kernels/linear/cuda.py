@@ -30,13 +30,13 @@ _FP8 = {
         2304: Walk(8, 2304, slices=9, tiles=2, ahead=2, min_blocks=2, ring=True),
         5120: Walk(8, 5120, slices=8, ahead=4, min_blocks=2, ring=True),
         6144: Walk(8, 6144, slices=4, row_warps=2, tiles=2, ahead=2, min_blocks=2, ring=True),
-        8192: Walk(8, 8192, slices=8, ahead=4, min_blocks=3, ring=True),
-        15360: Walk(8, 15360, slices=8, ahead=4, min_blocks=3, ring=True),
+        8192: Walk(8, 8192, slices=8, tiles=2, ahead=2, min_blocks=2, ring=True),
+        15360: Walk(8, 15360, slices=8, tiles=2, ahead=2, min_blocks=2, ring=True),
     },
 }
 """By block of scales, then by K; all other lengths are cut by a rule (`cuts`). Blocks have
-registers and shared memory for two or three on a processor: V4.1's matrices have 144 to 320 of
-them, and one more than there is room for takes as long again as all others."""
+registers and shared memory for two on a processor: V4.1's matrices have 80 to 400 of them, and one
+more than there is room for takes as long again as all others."""
 
 _SMALL = {8192: Walk(8, 8192, slices=16, ahead=2, ring=True)}
 """Of block 128, where a block has no 160 KiB: the other needs 128 KiB for the ring."""
@@ -76,8 +76,6 @@ def fp8_walk(
         return replace(_WIDE, block=block)
     small = _SMALL if block == 128 and form.shared_limit < 160 * 1024 else {}
     found = small.get(inner) or _FP8[block].get(inner) or walk_of(8, inner, ring=True)
-    if token_tiles == 2 and found.min_blocks > 2:  # too few registers
-        found = replace(found, tiles=2, ahead=2, min_blocks=2)
     if outputs < MANY_OUTPUTS and found.block_rows > 32:
         found = replace(found, row_warps=2, tiles=1, ahead=min(4, found.units))
     return replace(found, block=block)
