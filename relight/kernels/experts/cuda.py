@@ -28,7 +28,7 @@ L2_FETCH = ".L2::128B"
 
 FEW_ROWS = 2
 """Of V4 their down product is 384 blocks, which an H200 holds at once by three a processor, so each
-may ask for all of its tile."""
+may ask for all of its tile. Of V4.1 it is 480, by four, so each may ask for half of its tile."""
 
 
 def tiles_of_block(rows: int) -> int:
@@ -64,6 +64,8 @@ def down_walk(form: Form, inner: int, act_block: int = 128, *, few: bool = False
     if inner == V41_WIDTHS[1]:
         old = Walk(4, inner, 3, row_warps=2, ahead=1, min_blocks=2)
         found = Walk(4, inner, 3, tiles=2, min_blocks=5) if modern else old
+        if few and form.early:
+            found = replace(found, ahead=3, min_blocks=4)
     return replace(found, block=act_block)
 
 
