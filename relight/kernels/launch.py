@@ -18,9 +18,6 @@ from relight.kernels.device import make_current
 
 REMEDY = "install it beside Relight by: python -m pip install 'relight[cuda]'"
 
-PLAIN_SHARED_BYTES = 48 * 1024
-"""What a block may have in all without being asked for."""
-
 ELF = b"\x7fELF"
 """How a cubin begins; else it is PTX, which the driver compiles."""
 
@@ -92,9 +89,9 @@ class CudaLauncher:
                 "that compiled it; update the driver, install an NVRTC of its CUDA version, or "
                 "give --kernels reference"
             ) from problem
-        # What a kernel has by itself nobody knows of PTX, and it may be nearly all that is plain.
-        whole = ring_bytes + cubin.usage.shared_bytes
-        if whole > PLAIN_SHARED_BYTES or (ring_bytes and not cubin.code.startswith(ELF)):
+        # Without asking, a block has 48 KiB in all. What the kernel has by itself is not always
+        # known: there is no log of PTX, nor of code that NVRTC finds among what it keeps.
+        if ring_bytes:
             self._allow_shared(kernel, ring_bytes)
         core, stream = self._core, self._stream
         how = {EARLY: True} if early and hasattr(core.LaunchConfig, EARLY) else {}

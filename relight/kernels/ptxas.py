@@ -6,7 +6,8 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Of one entry point. PTX has none of it until a driver compiles it."""
+    """Of one entry point. PTX has none of it until a driver compiles it, and NVRTC, from 12.8 on,
+    tells none of what it kept from another time, as it does where a driver is."""
 
     registers: int = 0  # of a thread
     spill_bytes: int = 0  # stored and loaded again, of a thread

@@ -45,17 +45,28 @@ from relight.kernels.vectors import (
 CPU = torch.device("cpu")
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
 
+OWN_BYTES = 16 * 1024
+"""No less than a kernel here has of shared memory beside what is asked for."""
+
 
 @dataclass
 class Noting:
-    """Stands for a toolbox: (entry, threads, grid) of each launch."""
+    """Stands for a toolbox: (entry, threads, grid) of each launch, which a device would take."""
 
     form: Form
     side: None = None
     launched: list[tuple[str, int, tuple[int, int]]] = field(default_factory=list)
 
     def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Any:
-        return lambda grid, *arguments: self.launched.append((kernel.entry, threads, grid))
+        assert threads in range(32, 1025, 32)
+        assert ring_bytes + OWN_BYTES <= self.form.shared_limit
+
+        def launch(grid: tuple[int, int], *arguments: object) -> None:
+            assert 0 < grid[0] < 2**31
+            assert 0 < grid[1] <= MOST_ROWS
+            self.launched.append((kernel.entry, threads, grid))
+
+        return launch
 
 
 @pytest.fixture
@@ -226,3 +237,15 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
 
 BY_SECOND = ("attend_scores", "attend_values", "index_scores")
 """Whose rows are the second size of a grid, in passes."""
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 8, 9, 17])
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_90"])
+def test_attention_of_any_rows_is_what_a_device_takes(arch: str, rows: int) -> None:
+    tools: Any = Noting(form_of(arch))
+    q = some(rows, 64, 512, dtype=BF16 if tools.form.bf16 else F32)
+    for kinds in ((kv_row(512, 64),) * 2, (window_row_v41(512), compressed_row_v41(512))):
+        window, entries = (Rows.empty(kind, 9, CPU) for kind in kinds)
+        keys = Keys(window, some(rows, 128, dtype=I64), entries, some(rows, 512, dtype=I64))
+        StepAttend(tools).attend(q, keys, some(64, dtype=F32), 0.1)
+    assert [entry for entry, *_ in tools.launched] == ["attend_scores", "attend_values"] * 2

@@ -312,14 +312,19 @@ def test_what_is_no_cubin_is_given_to_the_driver_as_ptx() -> None:
     assert core.given == [("cubin", CODE), ("ptx", b"// PTX")]
 
 
-def test_much_shared_memory_is_asked_for_and_a_refusal_is_named() -> None:
+def test_shared_memory_of_a_launch_is_asked_for_and_a_refusal_is_named() -> None:
+    """However little, and whatever is known of what the kernel has by itself."""
     driver = FakeDriver()
     launcher = CudaLauncher(1, lambda: 0, FakeCore(), driver)
     launcher.load(Cubin(CODE, Usage()), "small", threads=32, ring_bytes=1024)
-    launcher.load(Cubin(CODE, Usage()), "large", threads=32, ring_bytes=65536)
+    launcher.load(Cubin(CODE, Usage(shared_bytes=64)), "large", threads=32, ring_bytes=65536)
     launcher.load(Cubin(b"// PTX", Usage()), "who knows", threads=32, ring_bytes=1024)
     launcher.load(Cubin(b"// PTX", Usage()), "nothing", threads=32)
-    assert driver.asked == [(8, 65536, "large", 1), (8, 1024, "who knows", 1)]
+    assert driver.asked == [
+        (8, 1024, "small", 1),
+        (8, 65536, "large", 1),
+        (8, 1024, "who knows", 1),
+    ]
     driver.code = 1
     with pytest.raises(NoLauncher, match="65,536 bytes of shared memory"):
         launcher.load(Cubin(CODE, Usage()), "large", threads=32, ring_bytes=65536)
