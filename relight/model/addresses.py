@@ -92,7 +92,6 @@ class EntryAddresses:
 
     ratio: int
     places: Tensor  # [sequences, entries] row of the paged store
-    known: Tensor  # [sequences, entries + 1] the same, and NO_KEY behind, where index -1 finds it
     visible: Tensor  # [rows] entries that a row may read
     group_sequence: Tensor  # [groups]
     group_entry: Tensor  # [groups] entry that the group makes
@@ -106,7 +105,6 @@ def entry_addresses(segment: Segment, ratio: int) -> EntryAddresses:
     entries = torch.arange(count, device=segment.positions.device)
     pages = segment.page_table[:, entries // per_page]
     places = pages * per_page + entries % per_page
-    known = torch.nn.functional.pad(places, (0, 1), value=NO_KEY)
     rows = segment.closing_rows[ratio]
     position, sequence = segment.positions[rows], segment.sequence[rows]
     entry = position // ratio
@@ -117,7 +115,7 @@ def entry_addresses(segment: Segment, ratio: int) -> EntryAddresses:
     page = segment.page_table[sequence, entry // per_page]
     place = torch.where(closes, page * per_page + entry % per_page, 0)
     visible = (segment.positions + 1) // ratio
-    return EntryAddresses(ratio, places, known, visible, sequence, entry, place)
+    return EntryAddresses(ratio, places, visible, sequence, entry, place)
 
 
 def all_entries(segment: Segment, addresses: EntryAddresses) -> Tensor:
@@ -128,15 +126,6 @@ def all_entries(segment: Segment, addresses: EntryAddresses) -> Tensor:
     seen = listed < addresses.visible.unsqueeze(1)
     places = addresses.places[segment.sequence]
     return pad_keys(torch.where(seen, places, NO_KEY))
-
-
-def chosen_entries(segment: Segment, addresses: EntryAddresses, entries: Tensor) -> Tensor:
-    """The places of selected `entries` [rows, k] (ascending, NO_KEY behind), padded as above.
-
-    Lists are no longer than what the longest sequence has: all that the host knows of them.
-    """
-    entries = entries[:, : addresses.places.shape[1]]
-    return pad_keys(addresses.known[segment.sequence.unsqueeze(1), entries])
 
 
 def pad_keys(keys: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ from relight.model.addresses import (
     EntryAddresses,
     RingAddresses,
     all_entries,
-    chosen_entries,
     entry_addresses,
+    pad_keys,
     ring_addresses,
     window_keys,
 )
@@ -233,8 +233,8 @@ class Attention:
         if asked is None:
             return where.every(segment, ratio)
         fast = self.ops.of(segment.family).index
-        chosen = index.select(asked, self.config.index_topk, fast)
-        return chosen_entries(segment, where.entries[ratio], chosen)
+        chosen = index.select(asked, self.config.index_topk, fast, placed=True)
+        return pad_keys(chosen[:, : where.entries[ratio].places.shape[1]])
 
     def _sees_all(self, entries: EntryAddresses) -> bool:
         """Whether no row sees more entries than would be selected."""

@@ -15,7 +15,7 @@ from relight.base.numerics import Numerics
 from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import index
 from relight.kernels.row_ops import NO_KERNELS, Ops
-from relight.model.addresses import EntryAddresses, chosen_entries
+from relight.model.addresses import EntryAddresses, pad_keys
 from relight.model.attention import Addresses, Attention
 from relight.model.compressor import Compressor
 from relight.model.inputs import Segment
@@ -79,7 +79,8 @@ class Csa2(Attention):
         if self.queries is not None:
             entries, places = where.entries[self.layer.ratio], None
             if asked is not None:
-                places = chosen_entries(segment, entries, self._chosen(asked, segment, shared))
+                chosen = self._chosen(asked, segment, shared)
+                places = pad_keys(chosen[:, : entries.places.shape[1]])
             elif entries.places.shape[1]:
                 places = where.every(segment, self.layer.ratio)
             shared.places[self.layer.index] = places
@@ -124,16 +125,17 @@ class Csa2(Attention):
         return self._asked_by(q, x, queries.weights_proj, segment, where, state)
 
     def _chosen(self, asked: index.Asked, segment: Segment, shared: Shared) -> Tensor:
-        """The top-k entries of each row [rows, k], ascending, -1 behind."""
+        """The places of the top-k entries of each row [rows, k], -1 behind."""
         k, blocks = self.config.index_topk, self.config.candidates
         fast = self.ops.of(segment.family).index
         assert blocks is not None
         if self.layer.index < blocks.source:
-            return index.select(asked, k, fast)
+            return index.select(asked, k, fast, placed=True)
         if self.layer.index == blocks.source:
             chosen, shared.candidates = index.select_and_publish(
-                asked, k, blocks.block_size, blocks.topk_blocks, fast
+                asked, k, blocks.block_size, blocks.topk_blocks, fast, placed=True
             )
             return chosen
         assert shared.candidates is not None
-        return index.select_within(asked, shared.candidates, k, blocks.block_size, fast)
+        among = (shared.candidates, k, blocks.block_size, fast)
+        return index.select_within(asked, *among, placed=True)

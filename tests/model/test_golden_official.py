@@ -73,13 +73,13 @@ def watching() -> Iterator[Seen]:
         seen.stored.append(values.float().cpu())
         put(rows, at, values)
 
-    def see_select(asked: index.Asked, *args: Any) -> Tensor:
+    def see_select(asked: index.Asked, *args: Any, placed: bool) -> Tensor:
         entries = select(asked, *args)
         magnitude = index.scores(replace(asked, weights=asked.weights.abs()))
         noise = 3 * 2.0**-9 * magnitude.clamp(min=0).cpu()
         noise = torch.nn.functional.pad(noise, (0, 80 - noise.shape[1]))
         seen.lists.append(Listed(entries.cpu(), noise))
-        return entries
+        return select(asked, *args, placed=placed)
 
     def see_route(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         seen.routes.append(route(*args, **kwargs))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from relight.cache.layout import compressed, index_keys
 from relight.engine.plan import Rows
 from relight.kernels import index, store
 from relight.model import moe
-from relight.model.addresses import chosen_entries
+from relight.model.addresses import pad_keys
 from relight.model.attention import addresses
 from relight.model.csa2 import Shared
 from relight.model.network import AnyWeights, load
@@ -72,20 +73,28 @@ def watching() -> Iterator[Seen]:
     kept = store.put, index.select, index.select_and_publish, index.select_within, moe.route
     put, select, publish, within, route = kept
 
-    def note(entries: Tensor, asked: index.Asked) -> Tensor:
+    def note(entries: Tensor, asked: index.Asked) -> None:
         magnitude = index.scores(replace(asked, weights=asked.weights.abs())).clamp(min=0).cpu()
         noise = torch.nn.functional.pad(3 * 2.0**-9 * magnitude, (0, 301 - magnitude.shape[1]))
         seen.lists.append(Listed(entries.cpu(), noise))
-        return entries
 
     def see_put(rows: Any, at: Tensor, values: Tensor) -> None:
         seen.stored.append(values.float().cpu())
         put(rows, at, values)
 
-    def see_publish(asked: index.Asked, *args: Any) -> tuple[Tensor, Tensor]:
+    def see_publish(asked: index.Asked, *args: Any, placed: bool) -> tuple[Tensor, Tensor]:
         entries, blocks = publish(asked, *args)
         seen.blocks.append(blocks.cpu())
-        return note(entries, asked), blocks
+        note(entries, asked)
+        return publish(asked, *args, placed=placed)
+
+    def see_select(asked: index.Asked, *args: Any, placed: bool) -> Tensor:
+        note(select(asked, *args), asked)
+        return select(asked, *args, placed=placed)
+
+    def see_within(asked: index.Asked, *args: Any, placed: bool) -> Tensor:
+        note(within(asked, *args), asked)
+        return within(asked, *args, placed=placed)
 
     def see_route(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         ids, weights = route(*args, **kwargs)
@@ -93,8 +102,7 @@ def watching() -> Iterator[Seen]:
         return ids, weights
 
     store.put, moe.route, index.select_and_publish = see_put, see_route, see_publish
-    index.select = lambda asked, *args: note(select(asked, *args), asked)
-    index.select_within = lambda asked, *args: note(within(asked, *args), asked)
+    index.select, index.select_within = see_select, see_within
     try:
         yield seen
     finally:
@@ -157,7 +165,8 @@ class Blocks:
         device = self.run.pool.device
         lists = self._rows(f"index_topk.{layer}", start, stop).long().to(device)
         entries = where.entries[self.run.config.layers[layer].ratio]
-        shared.places[layer] = chosen_entries(segment, entries, lists)
+        known = F.pad(entries.places, (0, 1), value=-1)  # where index -1 finds it
+        shared.places[layer] = pad_keys(known[segment.sequence.unsqueeze(1), lists])
         if layer == 3:
             chosen = self._rows("candidate_blocks.3", start, stop).bool()
             numbers = (

@@ -156,6 +156,27 @@ def test_the_best_entries_are_those_of_the_definition(modern: Toolbox) -> None:
     assert torch.equal(fast.select(Asked(**alone, family="step"), k=K), found[2:3])
 
 
+def test_chosen_entries_may_come_as_their_places(modern: Toolbox) -> None:
+    given = Asked(**asked(16, (2, 0, 1, 1, 2, 1)), family="step")
+    fast, size, blocks = RowIndex(modern), 8, 6
+    kept = given.places[given.sequence]
+
+    def places(entries: Tensor) -> Tensor:
+        found = kept.gather(1, entries.clamp(min=0))
+        return torch.where(entries < 0, -1, found)
+
+    for run in (fast, index):
+        wanted = places(run.select(given, k=K))
+        assert torch.equal(run.select(given, k=K, placed=True), wanted)
+        best, published = run.select_and_publish(given, k=K, size=size, blocks=blocks)
+        placed, again = run.select_and_publish(given, k=K, size=size, blocks=blocks, placed=True)
+        assert torch.equal(placed, places(best))
+        assert torch.equal(again, published)
+        within = {"candidates": published, "k": K, "size": size}
+        wanted = places(run.select_within(given, **within))
+        assert torch.equal(run.select_within(given, **within, placed=True), wanted)
+
+
 def test_equal_scores_go_to_the_lowest_entry(modern: Toolbox) -> None:
     """Keys repeat, and a head of no weight makes zeros of either sign."""
     given = asked(16, (1, 1, 1))

@@ -34,7 +34,7 @@ class RowIndex:
             and readable(keys)
         )
 
-    def select(self, asked: Asked, k: int) -> Tensor:
+    def select(self, asked: Asked, k: int, *, placed: bool = False) -> Tensor:
         """As `index.select` -> [n, k]."""
         n, entries = asked.rows, asked.entries
         best = asked.visible.new_empty((n, k))
@@ -43,11 +43,11 @@ class RowIndex:
             own = asked.part(part)
             if entries > k:  # else all rows take the shortcut
                 self._score(own, k, scratch)
-            self._choose(own, scratch, best[part])
+            self._choose(own, scratch, best[part], placed=placed)
         return best
 
     def select_and_publish(
-        self, asked: Asked, k: int, size: int, blocks: int
+        self, asked: Asked, k: int, size: int, blocks: int, *, placed: bool = False
     ) -> tuple[Tensor, Tensor]:
         """As `index.select_and_publish` -> [n, k] and [n, blocks]. No row takes the shortcut: a
         block's worth is asked for however few entries there are."""
@@ -55,10 +55,13 @@ class RowIndex:
         published = asked.visible.new_empty((asked.rows, blocks))
         for part in _parts(asked):
             own = asked.part(part)
-            self._choose(own, self.scores(own), best[part], size=size, published=published[part])
+            chosen = (best[part], None, size, published[part])
+            self._choose(own, self.scores(own), *chosen, placed=placed)
         return best, published
 
-    def select_within(self, asked: Asked, candidates: Tensor, k: int, size: int) -> Tensor:
+    def select_within(
+        self, asked: Asked, candidates: Tensor, k: int, size: int, *, placed: bool = False
+    ) -> Tensor:
         """As `index.select_within` -> [n, k]: what a row sees of its candidates, which ascend, is
         scored as a list of its own, and nothing else."""
         found = asked.visible.new_empty((asked.rows, k))
@@ -67,7 +70,7 @@ class RowIndex:
         for part in passes(asked.rows, 4 * width):
             own, among = asked.part(part), candidates[part].contiguous()
             self._score(own, k, scratch, among, size)
-            self._choose(own, scratch, found[part], among, size)
+            self._choose(own, scratch, found[part], among, size, placed=placed)
         return found
 
     def scores(self, asked: Asked) -> Tensor:
@@ -105,15 +108,19 @@ class RowIndex:
         candidates: Tensor | None = None,
         size: int = 1,
         published: Tensor | None = None,
+        *,
+        placed: bool,
     ) -> None:
         """Of scores [.., width] the best of each row, of rows that see as many as best [n, k] has
-        room for, all; and of blocks of entries, as many as published [n, blocks] has room for."""
+        room for, all, or the places of these; and of blocks of entries, as many as published
+        [n, blocks] has room for."""
         rows, k = best.shape
         launch = self._tools.load(cuda.topk(self._tools.form), cuda.TOP_THREADS)
         given = (asked.visible, asked.entries, scores.shape[1], k, candidates)
         blocks = _count(candidates if published is None else published)
         grid = (rows, 1 if published is None else 2)
-        launch(grid, scores, *given, blocks, size, best, published)
+        names = (asked.places.contiguous(), asked.sequence) if placed else (None, None)
+        launch(grid, scores, *given, blocks, size, *names, best, published)
 
 
 def _count(blocks: Tensor | None) -> int:

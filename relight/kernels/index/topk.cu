@@ -117,12 +117,12 @@ template <int N, int AT_ONCE, class Values, class Write> D void choose(Values va
   });
 }
 
-// scores [rows, width], visible [rows] -> best [rows, k] entries, ascending, -1 behind; of candidates [rows, blocks] where there are
-// any. A second block of the grid -> published [rows, blocks], the same of blocks of entries, of which that of the newest entry is
+// scores [rows, width], visible [rows] -> best [rows, k] entries, ascending, -1 behind, or their places [.., entries], those of a
+// row in line sequence[row], where these are not null; of candidates [rows, blocks] where there are any. A second block of the grid -> published [rows, blocks], the same of blocks of entries, of which that of the newest entry is
 // worth more than any other.
 extern "C" __global__ void __launch_bounds__(TOP_THREADS, 1)
     index_topk(const float* scores, const i64* visible, int entries, int width, int k, const i64* candidates, int blocks, int size,
-               i64* best, i64* published) {
+               const i64* places, const i64* sequence, i64* best, i64* published) {
   __shared__ Room room;
   const int row = blockIdx.x;
   wait_for_previous();
@@ -130,13 +130,15 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS, 1)
   scores += (i64)row * width;
   if (blockIdx.y == 0) {
     best += (i64)row * k;
+    if (places) places += sequence[row] * entries;
+    const auto named = [=](int entry) { return places ? places[entry] : entry; };
     const bool all = from.visible <= k;
-    for (int i = threadIdx.x; i < k; i += TOP_THREADS) best[i] = all && i < from.visible ? i : -1;
+    for (int i = threadIdx.x; i < k; i += TOP_THREADS) best[i] = all && i < from.visible ? named(i) : -1;
     if (all) return;
     __syncthreads();
     const int count = from.count();
     const auto values = [=](int i) { return ordered(scores[i]); };
-    const auto write = [=](int at, int i) { best[at] = from.candidates ? from.entry(i) : i; };
+    const auto write = [=](int at, int i) { best[at] = named(from.candidates ? from.entry(i) : i); };
     if (count <= HELD * TOP_THREADS)
       choose<HELD, 1>(values, count, k, room, write);
     else
