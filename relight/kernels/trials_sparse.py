@@ -56,7 +56,7 @@ def attend_trials(
             ATTEND,
             f"{shape.window.name} and {shape.entries.name}",
             lambda: (2 * torch.randn(rows, shape.heads, shape.dim, device=device)).to(shape.dtype),
-            lambda q: fast.attend(q, keys(q), sink, scale),
+            lambda q: fast.attend(q, keys(q), sink, scale, None),
             lambda q: attend(q, keys(q), sink, scale, "step", shape.dtype),
             TO_BF16 if shape.dtype == torch.bfloat16 else TO_F32,
         )

@@ -165,8 +165,8 @@ class Attention:
             segment.family,
             self.boundary,
             ops.attend,
+            self.vectors.back(segment),
         )
-        out = self.vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], self.config.o_groups, -1)
         out = grouped(out, self.weights.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), self.weights.wo_b, segment)

@@ -238,8 +238,8 @@ class Stage(Attention):
             segment.family,
             self.boundary,
             ops.attend,
+            vectors.back(segment),
         )
-        out = vectors.rotate(out, segment, inverse=True)
         out = out.reshape(out.shape[0], c.o_groups, -1)
         out = grouped(out, w.wo_a, segment.family, self.boundary)
         return self._linear(out.flatten(1), w.wo_b, segment)

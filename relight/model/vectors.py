@@ -2,11 +2,13 @@
 kernels where there are any, else op by op. Knows no product and no layer."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from relight.kernels import store
+from relight.kernels.attend import Turn
 from relight.kernels.codec import Weight
 from relight.kernels.norm import rms_norm
 from relight.kernels.quant import fp4_grid, hadamard
@@ -54,6 +56,11 @@ class Vectors:
         if fast := self._fast(TURNED, x, segment):
             return fast.rotate(x, segment.positions, self.frequencies, inverse=inverse)
         return rotate(x, segment.positions, self.frequencies, inverse, boundary=self.boundary)
+
+    def back(self, segment: Segment) -> Turn:
+        """By which attention turns its results."""
+        apart = partial(self.rotate, segment=segment, inverse=True)
+        return Turn(segment.positions, self.frequencies, apart)
 
     def index_queries(self, q: Tensor, segment: Segment, *, turned: bool) -> Tensor:
         """q [rows, heads, d] rotated, if `turned` times Hadamard's matrix, on the FP4 grid."""

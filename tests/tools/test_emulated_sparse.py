@@ -10,15 +10,17 @@ from torch import Tensor
 
 from relight.base.formats import RowFormat, compressed_row_v41, index_row, kv_row, window_row_v41
 from relight.kernels import index, store
-from relight.kernels.attend import Keys, attend
+from relight.kernels.attend import Keys, Turn, attend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
 from relight.kernels.index import Asked
 from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
+from relight.kernels.rope import frequencies
 from relight.kernels.rows import Rows
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
+from relight.kernels.vectors import TURNED, RowVectors
 from tools.emulate import emulated
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -88,6 +90,20 @@ def test_attention_is_near_its_definition(tools: Toolbox, formats: str, dtype) -
     beside = fast.attend(q, Keys(window, near, entries, far), sink, SCALE)
     assert_bits_equal(beside[1:], found[1:], "beside a row of NaN, and with blocks of no keys")
     assert bool(beside[0, 3].isnan().all())
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_results_are_turned_back_as_by_a_launch_of_its_own(tools: Toolbox, rows: int) -> None:
+    """Early, by few rows, and late."""
+    dtype = BF16 if tools.form.bf16 else F32
+    keys = Keys(filled(kv_row(DIM, 64)), lists(128)).part(slice(rows))
+    q, sink = torch.randn(rows, HEADS, DIM).to(dtype), torch.randn(HEADS)
+    given = (torch.tensor([0, 77, 1_000_000])[:rows], frequencies(1e4, 64, None))
+    back = Turn(*given, lambda y: RowVectors(tools).rotate(y, *given, inverse=True))
+    fast = StepAttend(tools)
+    plain = fast.attend(q, keys, sink, SCALE)
+    assert RowVectors(tools).takes(TURNED, plain, dtype, 64)
+    assert_bits_equal(fast.attend(q, keys, sink, SCALE, back), back.apart(plain))
 
 
 def test_a_nan_reaches_only_rows_that_list_it(tools: Toolbox) -> None:

@@ -10,6 +10,7 @@ from relight.base.numerics import Family
 from relight.kernels.attend import reference
 from relight.kernels.attend.keys import KEY_BLOCK as KEY_BLOCK
 from relight.kernels.attend.keys import Keys as Keys
+from relight.kernels.attend.keys import Turn as Turn
 from relight.kernels.check import F32, FLOATS, expect, expect_boundary, expect_family
 
 
@@ -18,7 +19,9 @@ class FastAttend(Protocol):
 
     def takes(self, q: Tensor, keys: Keys, boundary: torch.dtype) -> bool: ...
 
-    def attend(self, q: Tensor, keys: Keys, sink: Tensor, scale: float) -> Tensor: ...
+    def attend(
+        self, q: Tensor, keys: Keys, sink: Tensor, scale: float, back: Turn | None
+    ) -> Tensor: ...
 
 
 def attend(
@@ -29,6 +32,7 @@ def attend(
     family: Family,
     boundary: torch.dtype,
     fast: FastAttend | None = None,
+    back: Turn | None = None,
 ) -> Tensor:
     """q [n, H, D], sink [H] float32 -> [n, H, D] in `boundary`.
 
@@ -36,7 +40,7 @@ def attend(
     result is sum_j p_j key_j. The sums run over blocks of 64 keys in the order of `keys`. More
     blocks of -1 behind a list change no bit, and what a row does not list is never read. With
     boundary bfloat16 the numerators are rounded to bf16 for the weighted sum and unrounded in the
-    denominator. A row without keys is zero.
+    denominator. A row without keys is zero. `back`: results are rotated by that, inversely.
     """
     n, heads, dim = q.shape
     expect(q, "q", (None, None, None), FLOATS)
@@ -45,5 +49,6 @@ def attend(
     expect_family(family)
     expect_boundary(boundary)
     if fast is not None and fast.takes(q, keys, boundary):
-        return fast.attend(q, keys, sink, scale)
-    return reference.attend(q, keys, sink, scale, family, boundary)
+        return fast.attend(q, keys, sink, scale, back)
+    out = reference.attend(q, keys, sink, scale, family, boundary)
+    return back.apart(out) if back else out

@@ -1,5 +1,6 @@
 """The keys that rows attend to. Knows no attention."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -38,3 +39,13 @@ class Keys:
                 expect(index, "index", (count, None), I64)
                 listed = index.shape[1]
                 assert listed % KEY_BLOCK == 0, f"{listed} keys are listed, no whole blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """By which results are turned back: positions [n], and frequencies of the last dims. `apart`
+    does it for kernels, and the definition, that do not."""
+
+    positions: Tensor
+    frequencies: Tensor
+    apart: Callable[[Tensor], Tensor]

@@ -213,10 +213,35 @@ D void find(Stored (&places)[KEYS], const Lists& lists, int row, int block, int 
 
 extern __shared__ uint4 room[];  // a Part of each warp
 
-// scores and best as above, sink [HEADS] -> y [rows, HEADS, DIM].
+// The cosine and sine of this thread's pairs of dims; without positions [rows] all is left as it is.
+struct Turns {
+  float c[2], s[2];
+  bool some;
+  D void find(const i64* positions, const float* frequencies, int rope, int row, int dim) {
+    some = positions && dim >= DIM - rope;
+    if (!some) return;
+    UNROLL for (int i = 0; i < 2; i++) {
+      const float angle = mul((float)positions[row], frequencies[(dim - (DIM - rope)) / 2 + i]);
+      c[i] = cosf(angle);
+      s[i] = -sinf(angle);
+    }
+  }
+  D void turn(float (&v)[4]) const {
+    if (!some) return;
+    UNROLL for (int i = 0; i < 2; i++) {
+      const float even = v[2 * i], odd = v[2 * i + 1];
+      v[2 * i] = add(mul(even, c[i]), -mul(odd, s[i]));
+      v[2 * i + 1] = add(mul(even, s[i]), mul(odd, c[i]));
+    }
+  }
+};
+
+// scores and best as above, sink [HEADS] -> y [rows, HEADS, DIM], the last `rope` dims turned back by positions [rows], if they are
+// given.
 extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
     attend_values(const float* scores, const float* best, SOURCE(window), SOURCE(entry), const i64* window_index,
-                  const i64* entry_index, int window_blocks, int entry_blocks, const float* sink, Out* y) {
+                  const i64* entry_index, int window_blocks, int entry_blocks, const float* sink, const i64* positions,
+                  const float* frequencies, int rope, Out* y) {
   constexpr int WARPS = VALUE_WARPS, QUADS = VALUE_DIMS / 4;
   static_assert(QUADS * TILE <= 32 * WARPS, "a thread adds four results");
   __shared__ Stored places[WARPS][KEYS];
@@ -231,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
   const float* own_best = best + (i64)head_of(first, lane_id() / 2) * blocks * PARTS;  // two lanes a head
   float total[4] = {}, below = 0.f, so_far = LEAST;
   const int h = threadIdx.x / QUADS, d = threadIdx.x % QUADS * 4;
+  Turns turns;
   for (int base = 0; base < blocks; base += WARPS) {
     // Lists and rows are older than the kernel before, and read past L1, which may be older still.
     find(places[w], lists, row, base + w, blocks);
@@ -243,7 +269,10 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
       BY_FORMAT(format, ASK);
     }
 #endif
-    if (base == 0) wait_for_previous();
+    if (base == 0) {
+      if (AHEAD) turns.find(positions, frequencies, rope, row, from + d);  // behind rows that are asked for, in front of the wait
+      wait_for_previous();
+    }
     // The best key so far: in front of this warp's block, with it, and with all of this turn.
     float before = so_far, with = none(), all = none();
     UNROLL for (int i = 0; i < WARPS * PARTS; i += 2) {
@@ -304,5 +333,8 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
   if (blocks == 0) wait_for_previous();
   if (h >= TILE || first + h >= HEADS) return;
   below = add(below, expf(sink[first + h] - (blocks ? last[h] : LEAST)));
-  UNROLL for (int i = 0; i < 4; i++) put(y + ((i64)row * HEADS + first + h) * DIM + from + d + i, __fdiv_rn(total[i], below));
+  UNROLL for (int i = 0; i < 4; i++) total[i] = rounded(__fdiv_rn(total[i], below));
+  if (!AHEAD || blocks == 0) turns.find(positions, frequencies, rope, row, from + d);
+  turns.turn(total);
+  UNROLL for (int i = 0; i < 4; i++) put(y + ((i64)row * HEADS + first + h) * DIM + from + d + i, total[i]);
 }

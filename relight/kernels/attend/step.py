@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from relight.kernels.attend import cuda
-from relight.kernels.attend.keys import KEY_BLOCK, Keys
+from relight.kernels.attend.keys import KEY_BLOCK, Keys, Turn
 from relight.kernels.block import in_place
 from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.sources import readable, source
@@ -23,7 +23,9 @@ class StepAttend:
         fits = not shape_of(q, keys).objection
         return fits and q.dtype == boundary and readable(keys.window, keys.entries)
 
-    def attend(self, q: Tensor, keys: Keys, sink: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Keys, sink: Tensor, scale: float, back: Turn | None = None
+    ) -> Tensor:
         """As `attend.attend`: q [n, H, D] -> [n, H, D], of its dtype."""
         tools, shape = self._tools, shape_of(q, keys)
         q = q if in_place(q) else q.clone(memory_format=torch.contiguous_format)
@@ -42,7 +44,10 @@ class StepAttend:
             kernel = cuda.values(tools.form, shape, how)
             launch = tools.load(kernel, 32 * how.warps, how.part_bytes)
             grid = (shape.dim // how.dims * shape.groups(cuda.TILE_HEADS), rows)
-            launch(grid, scores, best, *given, sink, y[part])
+            turn: tuple[Tensor | None, Tensor | None, int] = (None, None, 0)
+            if back:
+                turn = (back.positions[part], back.frequencies, 2 * len(back.frequencies))
+            launch(grid, scores, best, *given, sink, *turn, y[part])
         return y
 
 
