@@ -91,6 +91,8 @@ class Toolbox:
         """parts [n, slots, N] float32 -> [n, N], slots in ascending order."""
         rows, slots, columns = parts.shape
         out = parts.new_empty((rows, columns))
+        if rows == 0:
+            return out
         launch = self.load(slot_sum(self.form), 256)
         launch((-(-columns // 256), rows), parts, out, columns, slots)
         return out

@@ -209,8 +209,8 @@ class Stage(Attention):
         mix, x = self.mhc.mix_and_read(
             *(streams, w.hyper_ffn, w.ffn_norm, segment, reading), into=w.ffn.shared.w1
         )
-        out = self.moe.forward(x, segment)
-        return self.mhc.spread(out, streams, mix), mix.pre
+        parts = self.moe.forward(x, segment)
+        return self.mhc.spread_sum(*parts, streams, mix), mix.pre
 
     def _attend(self, x: Tensor, segment: Segment, ring: Rows, seen: Seen) -> Tensor:
         """To kept rows and all rows of the own block. V4 norms queries head by head."""

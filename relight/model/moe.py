@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relight.base.config import ModelConfig
 from relight.base.numerics import Numerics
-from relight.kernels.experts import experts, swiglu
+from relight.kernels.experts import experts_apart, swiglu
 from relight.kernels.linear import linear
 from relight.kernels.route import route
 from relight.kernels.row_ops import NO_KERNELS, Ops
@@ -49,9 +49,9 @@ class Moe:
             token_ids=segment.token_ids,
         )
 
-    def forward(self, x: Tensor, segment: Segment) -> Tensor:
-        """x [rows, D], normed -> [rows, D]: routed slots summed in float32 in ascending order of
-        the expert, the shared expert last, one rounding."""
+    def forward(self, x: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
+        """x [rows, D], normed -> what is to be summed: routed slots [rows, k, D] in float32 in
+        ascending order of the expert, and the shared expert [rows, D] last. One rounding."""
 
         def beside() -> Tensor:
             return self._shared(x, segment)
@@ -59,18 +59,15 @@ class Moe:
         def here() -> Tensor:
             return self._routed(x, segment)
 
-        ops = self.ops.of(segment.family)
-        shared, routed = ops.both("shared", beside, here)
-        if ops.shared and ops.shared.takes(shared, self.boundary):
-            return ops.shared.add(routed, shared)
-        return (routed + shared.float()).to(self.boundary)
+        shared, routed = self.ops.of(segment.family).both("shared", beside, here)
+        return routed, shared
 
     def _routed(self, x: Tensor, segment: Segment) -> Tensor:
-        """[rows, D] float32."""
+        """[rows, k, D] float32."""
         ids, weights = self.route(x, segment)
         limit, quantised = self.config.swiglu_limit, self.numerics.quantised
         stacks, family = self.weights.experts, segment.family
-        return experts(x, ids, weights, stacks, limit, family, quantised, self.boundary)
+        return experts_apart(x, ids, weights, stacks, limit, family, quantised, self.boundary)
 
     def _shared(self, x: Tensor, segment: Segment) -> Tensor:
         """[rows, D] in the boundary's dtype."""

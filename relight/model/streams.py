@@ -8,6 +8,7 @@ from torch import Tensor
 from relight.base.config import ModelConfig
 from relight.kernels import hyper
 from relight.kernels.codec import Weight
+from relight.kernels.experts import in_order
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.row_ops import NO_KERNELS, Ops
@@ -102,3 +103,10 @@ class Mhc:
         if mix.fast:
             return mix.fast.expand(out, streams, mix)
         return hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
+
+    def spread_sum(self, routed: Tensor, shared: Tensor, streams: Tensor, mix: hyper.Mix) -> Tensor:
+        """The same behind experts, which gave [rows, k, D] float32 and [rows, D], added last."""
+        if mix.fast:
+            return mix.fast.expand(shared, streams, mix, routed)
+        out = (in_order(routed) + shared.float()).to(self.boundary)
+        return self.spread(out, streams, mix)

@@ -52,8 +52,8 @@ class Block:
         mix, x = self.mhc.mix_and_read(
             streams, w.hyper_ffn, w.ffn_norm, segment, into=w.ffn.shared.w1
         )
-        out = self.moe.forward(x, segment)
-        return self.mhc.spread(out, streams, mix)
+        parts = self.moe.forward(x, segment)
+        return self.mhc.spread_sum(*parts, streams, mix)
 
 
 class Transformer:

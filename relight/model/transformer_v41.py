@@ -75,8 +75,8 @@ class BlockV41:
         mix, x = self.mhc.mix_and_read(
             streams, w.hyper_ffn, w.ffn_norm, segment, pre, w.ffn.shared.w1
         )
-        out = self.moe.forward(x, segment)
-        return self.mhc.spread(out, streams, mix), mix.pre
+        parts = self.moe.forward(x, segment)
+        return self.mhc.spread_sum(*parts, streams, mix), mix.pre
 
     def remember(
         self, streams: Tensor, pre: Tensor, segment: Segment, where: Addresses, state: LayerState

@@ -39,7 +39,7 @@ CUTS = (3, 4, 9)
 """Of what is given behind START."""
 
 BOTH = {
-    *("attend_scores", "attend_values", "gated", "index_scores", "index_topk", "joined"),
+    *("attend_scores", "attend_values", "gated", "index_scores", "index_topk"),
     *("mix_end", "mix_parts", "spread", "norm values"),
 }
 LAUNCHED = {

@@ -16,6 +16,7 @@ from relight.base.formats import (
 from relight.kernels import hyper
 from relight.kernels.canary import check
 from relight.kernels.cuda_tools import VARIANTS
+from relight.kernels.experts import in_order
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.projected import given_hyper
@@ -115,6 +116,19 @@ def test_spreading_has_the_bits_of_the_definition(tools: Toolbox) -> None:
     mix = hyper.Mix(torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4, 4))
     wanted = hyper.expand(out, streams, mix.post, mix.comb, boundary)
     assert_bits_equal(RowHyper(tools).expand(out, streams, mix), wanted)
+
+
+def test_what_experts_gave_is_summed_as_it_is_spread(tools: Toolbox) -> None:
+    """By the definition's order and rounding, of any number of slots."""
+    boundary = boundary_of(tools)
+    streams, shared = randoms(3, 4, 256, device=CPU, dtype=boundary), torch.randn(3, 256)
+    shared = shared.to(boundary)
+    mix = hyper.Mix(torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4, 4))
+    for slots in (1, 6, 9):
+        routed = torch.randn(3, slots, 256)
+        out = (in_order(routed) + shared.float()).to(boundary)
+        wanted = hyper.expand(out, streams, mix.post, mix.comb, boundary)
+        assert_bits_equal(RowHyper(tools).expand(shared, streams, mix, routed), wanted)
 
 
 def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) -> None:

@@ -13,7 +13,16 @@ from relight.kernels.codec import StackedDense, StackedFp4, StackedFp8, StackedW
 from relight.kernels.experts import reference
 from relight.kernels.peek import every
 
-__all__ = ["Experts", "StackedDense", "StackedFp4", "StackedFp8", "experts", "swiglu"]
+__all__ = [
+    "Experts",
+    "StackedDense",
+    "StackedFp4",
+    "StackedFp8",
+    "experts",
+    "experts_apart",
+    "in_order",
+    "swiglu",
+]
 
 
 class FastExperts(Protocol):
@@ -30,6 +39,20 @@ class FastExperts(Protocol):
         limit: float,
         boundary: torch.dtype,
     ) -> Tensor: ...
+
+    def apart(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        w1: StackedWeight,
+        w3: StackedWeight,
+        w2: StackedWeight,
+        limit: float,
+        boundary: torch.dtype,
+    ) -> Tensor:
+        """`experts_apart`, with as many slots as there are sums left."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +83,50 @@ def experts(
     with `quantised` the inputs of packed weights are rounded to the FP8 grid first. Only experts
     that a row chose are decoded.
     """
+    parts = (stacks.w1, stacks.w3, stacks.w2)
+    kernels = _kernels(x, ids, weights, stacks, family, quantised, boundary)
+    if kernels is not None:
+        return kernels.experts(x, ids, weights, *parts, limit, boundary)
+    return reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)
+
+
+def experts_apart(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    stacks: Experts,
+    limit: float,
+    family: Family,
+    quantised: bool,
+    boundary: torch.dtype,
+) -> Tensor:
+    """`experts` before its sum is taken: float32 [n, slots, D], for `in_order`. How many slots
+    there are hangs on who computes them."""
+    parts = (stacks.w1, stacks.w3, stacks.w2)
+    kernels = _kernels(x, ids, weights, stacks, family, quantised, boundary)
+    if kernels is not None:
+        return kernels.apart(x, ids, weights, *parts, limit, boundary)
+    found = reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)
+    return found.unsqueeze(1)
+
+
+def in_order(parts: Tensor) -> Tensor:
+    """parts [n, slots, D] -> [n, D]: their sum, in their order."""
+    total = parts[:, 0]
+    for slot in range(1, parts.shape[1]):
+        total = total + parts[:, slot]
+    return total
+
+
+def _kernels(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    stacks: Experts,
+    family: Family,
+    quantised: bool,
+    boundary: torch.dtype,
+) -> FastExperts | None:
     n, k = ids.shape
     expect(x, "x", (n, None), FLOATS)
     expect(ids, "ids", (None, None), I64)
@@ -67,11 +134,8 @@ def experts(
     assert every(ids[:, 1:] > ids[:, :-1]), "the ids of a row are not strictly ascending"
     expect_family(family)
     expect_boundary(boundary)
-    parts = (stacks.w1, stacks.w3, stacks.w2)
     kernels = stacks.made if family == "step" else stacks.given
-    if quantised and kernels is not None:
-        return kernels.experts(x, ids, weights, *parts, limit, boundary)
-    return reference.experts(x, ids, weights, *parts, limit, family, quantised, boundary)
+    return kernels if quantised else None
 
 
 def swiglu(

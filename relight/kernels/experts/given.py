@@ -172,6 +172,20 @@ class GivenExperts:
             self.down(hidden, pairs, w2, boundary, out[part])
         return out
 
+    def apart(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        w1: StackedWeight,
+        w3: StackedWeight,
+        w2: StackedWeight,
+        limit: float,
+        boundary: torch.dtype,
+    ) -> Tensor:
+        """As `experts_apart` -> [n, 1, D]: many rows are summed part by part of their outputs."""
+        return self.experts(x, ids, weights, w1, w3, w2, limit, boundary).unsqueeze(1)
+
     def hidden(
         self,
         x: Tensor,

@@ -56,25 +56,32 @@ class StepExperts:
         boundary: torch.dtype,
     ) -> Tensor:
         """As `experts.experts`: x [n, D], ids [n, k], weights [n, k] -> float32 [n, D]."""
+        parts = self.apart(x, ids, weights, w1, w3, w2, limit, boundary)
+        return self._tools.sum_slots(parts)
+
+    def apart(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        w1: StackedWeight,
+        w3: StackedWeight,
+        w2: StackedWeight,
+        limit: float,
+        boundary: torch.dtype,
+    ) -> Tensor:
+        """As `experts_apart` -> [n, k, D]."""
         assert isinstance(w1, StackedFp4)
         assert isinstance(w3, StackedFp4)
         assert isinstance(w2, StackedFp4)
         codes, scales = self._tools.quantise(x, w1.act_block)
-        parts = [
-            self._few(
-                codes[at : at + cuda.MOST_TOKENS],
-                scales[at : at + cuda.MOST_TOKENS],
-                ids[at : at + cuda.MOST_TOKENS].contiguous(),
-                weights[at : at + cuda.MOST_TOKENS].contiguous(),
-                (w1, w3, w2),
-                float(limit),
-                boundary == torch.bfloat16,
-            )
-            for at in range(0, x.shape[0], cuda.MOST_TOKENS)
-        ]
-        if not parts:
-            return x.new_empty(x.shape, dtype=torch.float32)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        found = scales.new_empty((*ids.shape, w2.data.shape[1]))
+        for at in range(0, x.shape[0], cuda.MOST_TOKENS):
+            part = slice(at, at + cuda.MOST_TOKENS)
+            chosen = (ids[part].contiguous(), weights[part].contiguous())
+            how = (float(limit), boundary == torch.bfloat16)
+            self._few(codes[part], scales[part], *chosen, (w1, w3, w2), *how, found[part])
+        return found
 
     def _few(
         self,
@@ -85,7 +92,9 @@ class StepExperts:
         stacks: tuple[StackedFp4, StackedFp4, StackedFp4],
         limit: float,
         bf16: bool,
-    ) -> Tensor:
+        down: Tensor,
+    ) -> None:
+        """Writes down [n, k, D]."""
         tools, (w1, w3, w2) = self._tools, stacks
         (rows, slots), pairs = ids.shape, ids.numel()
         inner, width = w1.data.shape[1], w2.data.shape[1]
@@ -112,9 +121,7 @@ class StepExperts:
         tokens: tuple[Tensor, Tensor | None] = hidden, None
         if not cuda.rounds(tools.form):
             tokens = tools.quantise(hidden, w2.act_block)
-        down = scales.new_empty((rows, slots, width))
         few = rows <= cuda.FEW_ROWS
         launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block, few=few))
         grid = (-(-width // (walk.block_rows * tiles)), pairs)
         launch(grid, w2.data, w2.scale, *tokens, ids, down, pairs, width, tiles)
-        return tools.sum_slots(down)

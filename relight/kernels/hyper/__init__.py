@@ -19,7 +19,9 @@ from relight.kernels.hyper import reference
 class FastHyper(Protocol):
     """Kernels. Rows that they have mixed are spread by them, too."""
 
-    def expand(self, out: Tensor, streams: Tensor, mix: "Mix") -> Tensor: ...
+    def expand(
+        self, out: Tensor, streams: Tensor, mix: "Mix", parts: Tensor | None = None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,10 +262,10 @@ extern "C" __global__ void __launch_bounds__(256) sinkhorn_rows(float* comb, int
 }
 #endif
 
-// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. Grid: n, columns by
-// 512, of which a thread has eight.
+// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. With `parts` [n, slots,
+// WIDTH] out is rounded from ((0 + part 0) + part 1) + ... + out. Grid: n, columns by 512, of which a thread has eight.
 extern "C" __global__ void __launch_bounds__(64)
-    spread(const In* out, const In* streams, const float* post, const float* comb, Out* y) {
+    spread(const In* out, const float* parts, int slots, const In* streams, const float* post, const float* comb, Out* y) {
   const i64 row = blockIdx.x;
   const int at = (blockIdx.y * 64 + threadIdx.x) * 8;
   wait_for_previous();
@@ -273,6 +273,14 @@ extern "C" __global__ void __launch_bounds__(64)
   float o[8], x[HC][8];
   read_eight(out + row * WIDTH + at, o);
   UNROLL for (int j = 0; j < HC; j++) read_eight(streams + (row * HC + j) * WIDTH + at, x[j]);
+  if (parts) {
+    float sum[8] = {}, part[8];
+    _Pragma("unroll 8") for (int j = 0; j < slots; j++) {
+      read_eight(parts + (row * slots + j) * WIDTH + at, part);
+      UNROLL for (int b = 0; b < 8; b++) sum[b] = add(sum[b], part[b]);
+    }
+    UNROLL for (int b = 0; b < 8; b++) o[b] = rounded(add(sum[b], o[b]));
+  }
   UNROLL for (int k = 0; k < HC; k++) {
     float by[HC], found[8];
     UNROLL for (int j = 0; j < HC; j++) by[j] = comb[(row * HC + j) * HC + k];

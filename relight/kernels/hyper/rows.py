@@ -165,14 +165,17 @@ class RowHyper:
             first(grid, streams[part], fn, parts, rows)
             yield part, parts, 0
 
-    def expand(self, out: Tensor, streams: Tensor, mix: Mix) -> Tensor:
-        """`hyper.expand`: out [n, D] over streams [n, hc, D]."""
+    def expand(self, out: Tensor, streams: Tensor, mix: Mix, parts: Tensor | None = None) -> Tensor:
+        """`hyper.expand`: out [n, D] over streams [n, hc, D]; with parts [n, slots, D] float32,
+        which are summed in their order, out is added last, and the sum rounded to its dtype."""
         n, _, width = streams.shape
         y = torch.empty_like(streams)
         if n:
             kernel = cuda.spread(self._tools.form, self._held(width), streams.dtype)
             grid = (n, -(-width // (SPREAD_COLUMNS * SPREAD_THREADS)))
-            self._tools.load(kernel, SPREAD_THREADS)(grid, out, streams, mix.post, mix.comb, y)
+            slots = 0 if parts is None else parts.shape[1]
+            given = (out, parts, slots, streams, mix.post, mix.comb, y)
+            self._tools.load(kernel, SPREAD_THREADS)(grid, *given)
         return y
 
     def _held(self, width: int) -> Block:
