@@ -1,9 +1,9 @@
 """The kernels of the ops whose weights are plain tensors, by the family of the rows that they are
 for. Knows no op's arguments."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from relight.base.numerics import Family
 from relight.kernels.attend import FastAttend
@@ -19,26 +19,22 @@ from relight.kernels.route.rows import RowRoute
 from relight.kernels.sample.step import StepSample
 from relight.kernels.select import Selection
 from relight.kernels.store.rows import RowStore
-from relight.kernels.streams import SideStream
+from relight.kernels.streams import Branches, SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import RowVectors
 
 Branch = Literal["keys", "index keys", "queries", "shared"]
-"""What may run on a second stream: "keys", all that attention stores, beside its queries; of that
-"index keys" on a third, where compressors of their own make them; "queries", those of heads, beside
-the selection by those of the indexer; "shared", the shared expert beside the routed ones."""
-
-BESIDE: frozenset[Branch] = frozenset(("keys", "index keys", "queries", "shared"))
-
-Beside = TypeVar("Beside")
-Here = TypeVar("Here")
+"""What may run on a stream of its own: "keys", all that attention stores, beside its queries; of it
+"index keys", which compressors of their own make, and the weights of the indexer's heads;
+"queries", those of heads, beside the selection by those of the indexer; "shared", the shared expert
+beside the routed ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOps:
     """Of one family. None: the op's definition runs. `vectors` is norm, rope, quant and what is
-    stored, `store` moves what is stored. `side`: where the branches `beside` run, and `third`,
-    where index keys do."""
+    stored, `store` moves what is stored. `streams`: where branches run, each begun in the order of
+    the model; those without one run where all else does."""
 
     hyper: RowHyper | None = None
     vectors: RowVectors | None = None
@@ -49,22 +45,10 @@ class RowOps:
     attend: FastAttend | None = None
     index: RowIndex | None = None
     engram: RowEngram | None = None
-    side: SideStream | None = None
-    third: SideStream | None = None
-    beside: frozenset[Branch] = BESIDE
+    streams: Mapping[Branch, SideStream] = field(default_factory=dict)
 
-    def aside(self, branch: Branch) -> bool:
-        """Whether it runs beside what is given with it to `both`."""
-        return self.side is not None and branch in self.beside
-
-    def both(
-        self, branch: Branch, beside: Callable[[], Beside], here: Callable[[], Here]
-    ) -> tuple[Beside, Here]:
-        """As `SideStream.both`; one after the other if the branch does not run beside."""
-        side = self.third if branch == "index keys" else self.side
-        if side is not None and branch in self.beside:
-            return side.both(beside, here)
-        return beside(), here()
+    def branches(self) -> Branches:
+        return Branches(self.streams)
 
 
 DEFINITIONS = RowOps()
@@ -90,16 +74,22 @@ def chosen_ops(tools: Toolbox, selection: Selection) -> Ops:
     """Few rows leave most of a device idle between two launches, so what hangs on nothing else runs
     beside; many rows fill it, and would only hold more memory at once."""
     prefill, step = (_chosen(selection, family) for family in ("prefill", "step"))
-    side = tools.side
     return Ops(
         prefill=replace(
             _row_ops(tools, prefill),
             attend=GivenAttend(tools) if "attend" in prefill else None,
             hyper=given_hyper(tools) if "hyper" in prefill else None,
         ),
-        step=replace(_row_ops(tools, step), side=side, third=side.another() if side else None),
+        step=replace(_row_ops(tools, step), streams=_streams(tools.side)),
         sample=StepSample(tools) if "sample" in step else None,
     )
+
+
+def _streams(side: SideStream | None) -> Mapping[Branch, SideStream]:
+    if side is None:
+        return {}
+    third = side.another()
+    return {"keys": side, "shared": side, "index keys": third, "queries": third}
 
 
 def _chosen(selection: Selection, family: Family) -> frozenset[str]:

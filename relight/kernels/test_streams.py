@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from relight.kernels.record import recorder
-from relight.kernels.streams import SideStream, side_stream
+from relight.kernels.streams import Branches, SideStream, side_stream
 from relight.kernels.testing import assert_bits_equal
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -22,6 +23,12 @@ class Stream:
 
     def wait_stream(self, other: "Stream") -> None:
         self.log.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> str:
+        return self.name
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"{self.name} waits for {event}")
 
 
 @dataclass
@@ -54,28 +61,29 @@ class Cuda:
         return name
 
 
-def test_the_side_waits_for_what_was_before_and_is_waited_for_by_what_comes() -> None:
+def test_a_side_waits_for_what_was_before_and_is_waited_for_by_who_joins() -> None:
     cuda = Cuda()
     side = SideStream(CUDA, cuda)
     for number in (1, 2):
-        found = side.both(lambda: cuda.work("beside"), lambda: cuda.work("here"))
-        assert found == ("beside", "here")
+        later = side.begin(lambda: cuda.work("beside"))
+        cuda.work("here")
+        assert later.join() == later.join() == "beside"
         cuda.work(f"behind {number}")
     turn = ["side 1 waits for main", "beside on side 1", "here on main", "main waits for side 1"]
     assert cuda.log == [*turn, "behind 1 on main", *turn, "behind 2 on main"]
 
 
-def test_another_may_be_forked_to_inside() -> None:
+def test_branches_end_with_their_block_and_those_without_a_stream_at_once() -> None:
     cuda = Cuda()
     side = SideStream(CUDA, cuda)
-    third = side.another()
-    side.both(
-        lambda: cuda.work("beside"),
-        lambda: third.both(lambda: cuda.work("third"), lambda: cuda.work("here")),
-    )
+    with Branches({"one": side, "two": side.another()}) as beside:
+        found = [beside.begin(name, partial(cuda.work, f"{name}")) for name in ("one", "two", None)]
+        assert found[0]() == "one"
+        cuda.work("here")
+    assert [each() for each in found] == ["one", "two", "None"]
     assert cuda.log == [
-        *("side 1 waits for main", "beside on side 1", "side 2 waits for main", "third on side 2"),
-        *("here on main", "main waits for side 2", "main waits for side 1"),
+        *("side 1 waits for main", "one on side 1", "side 2 waits for main", "two on side 2"),
+        *("None on main", "main waits for side 1", "here on main", "main waits for side 2"),
     ]
 
 
@@ -83,7 +91,6 @@ def test_another_may_be_forked_to_inside() -> None:
 def test_what_fails_is_joined_all_the_same(bad: str) -> None:
     """Else what the side still reads would be given away."""
     cuda = Cuda()
-    side = SideStream(CUDA, cuda)
 
     def work(name: str) -> str:
         cuda.work(name)
@@ -91,8 +98,13 @@ def test_what_fails_is_joined_all_the_same(bad: str) -> None:
             raise RuntimeError(name)
         return name
 
+    def both() -> None:
+        with Branches({"it": SideStream(CUDA, cuda)}) as beside:
+            beside.begin("it", lambda: work("beside"))
+            work("here")
+
     with pytest.raises(RuntimeError, match=bad):
-        side.both(lambda: work("beside"), lambda: work("here"))
+        both()
     assert cuda.log[0] == "side 1 waits for main"
     assert cuda.log[-1] == "main waits for side 1"
     assert cuda.current.name == "main"
@@ -102,7 +114,7 @@ def test_on_whatever_stream_the_caller_is() -> None:
     cuda = Cuda()
     side, recording = SideStream(CUDA, cuda), cuda.Stream(CUDA)
     with cuda.stream(recording):
-        side.both(lambda: None, lambda: None)
+        side.begin(lambda: None).join()
     assert cuda.log == ["side 1 waits for side 2", "side 2 waits for side 1"]
 
 
@@ -123,7 +135,12 @@ def chain(x: Tensor, side: SideStream | None) -> Tensor:
         def here(x: Tensor = x) -> Tensor:
             return (x.cos() * 0.5).abs() - 0.25
 
-        first, second = (beside(), here()) if side is None else side.both(beside, here)
+        if side is None:
+            first, second = beside(), here()
+        else:
+            later = side.begin(beside)
+            second = here()
+            first = later.join()
         x = (first + second).tanh()
     return x
 

@@ -71,6 +71,14 @@ def addresses(config: ModelConfig, segment: Segment) -> Addresses:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What selects entries: queries of a few heads, and a weight for each of them."""
+
+    wq_b: Weight  # [index_heads * index_dim, q_lora]
+    weights_proj: Weight  # [index_heads, D]
+
+
 class Attention:
     """One layer's attention. `forward` stores what the segment's rows leave behind."""
 
@@ -96,10 +104,11 @@ class Attention:
         self.frequencies = frequencies(theta, config.rope_dim, scaling).to(device)
         eps = config.rms_norm_eps
         self.vectors = Vectors(self.frequencies, eps, boundary, ops)
-        self.compressor = self.index_compressor = None
+        self.compressor = self.index_compressor = self.asker = None
         if weights.compressor:
             self.compressor = Compressor(weights.compressor, layer.ratio, eps, numerics, ops)
         if weights.indexer:
+            self.asker = Asker(weights.indexer.wq_b, weights.indexer.weights_proj)
             self.index_compressor = Compressor(
                 weights.indexer.compressor, layer.ratio, eps, numerics, ops
             )
@@ -123,40 +132,38 @@ class Attention:
         """`listed` gives the places of the entries that each row attends to, or None where no
         sequence of the segment has any.
 
-        What rows leave behind hangs on x alone and is first needed by the selection; the queries of
-        heads are needed behind it.
+        What rows leave behind hangs on x alone and is needed by attention, index keys and weights
+        by the selection, the queries of heads behind it.
         """
-        ops = self.ops.of(segment.family)
-
-        apart = self.index_compressor is not None and ops.aside("index keys")
+        ops, asker = self.ops.of(segment.family), self._asking(where)
 
         def keys() -> Rows:
             window = self._window(x, segment, where, state)
             self._store_entries(x, segment, where, state)
-            if not apart:
-                index_keys()
             return window
 
-        def index_keys() -> None:
+        def index_keys() -> Tensor | None:
             self._store_index_keys(x, segment, where, state)
+            return self._index_weights(asker, x, segment) if asker else None
 
-        def asking() -> tuple[Tensor, index.Asked | None, Tensor | None]:
+        def queries() -> Tensor:
+            return self._queries(latent, segment)
+
+        with ops.branches() as beside:
+            some = asker or self.index_compressor
+            weighed = beside.begin("index keys" if some else None, index_keys)
+            kept = beside.begin("keys", keys)
             latent = self._linear(x, self.weights.wq_a, segment)
             latent = self.vectors.norm(latent, self.weights.q_norm, segment, self.weights.wq_b)
-            asked = self._asked(x, latent, segment, where, state)
-            late = asked is not None and ops.aside("queries")
-            return latent, asked, None if late else self._queries(latent, segment)
-
-        def here() -> tuple[Tensor, index.Asked | None, Tensor | None]:
-            return ops.both("index keys", index_keys, asking)[1] if apart else asking()
-
-        window, (latent, asked, early) = ops.both("keys", keys, here)
-        if early is not None:
-            q, entries = early, listed(asked)
-        else:
-            q, entries = ops.both(
-                "queries", lambda: self._queries(latent, segment), lambda: listed(asked)
-            )
+            placed = beside.begin("queries" if asker else None, queries)
+            asked = None
+            if asker:
+                asked_by = self._index_queries(asker, latent, segment)
+                if self.index_compressor is None:
+                    kept()  # index keys are among what it stores
+                asked = self._asked(asked_by, weighed(), segment, where, state)
+            entries = listed(asked)
+            q, window = placed(), kept()
         out = attend(
             q,
             Keys(window, where.window_index, state.compressed, entries),
@@ -240,50 +247,28 @@ class Attention:
         """Whether no row sees more entries than would be selected."""
         return entries.places.shape[1] <= self.config.index_topk
 
-    def _asked(
-        self, x: Tensor, latent: Tensor, segment: Segment, where: Addresses, state: LayerState
-    ) -> index.Asked | None:
-        """By what the rows of this layer select entries; None where they do not."""
-        indexer = self.weights.indexer
-        if indexer is None or not self._chooses(where):
+    def _asking(self, where: Addresses) -> Asker | None:
+        """What the rows of this layer select entries by; None where they do not: where there are
+        none, or no more than each row may read."""
+        if self.asker is None:
             return None
-        q = self._index_queries(latent, indexer.wq_b, segment, turned=True)
-        return self._asked_by(q, x, indexer.weights_proj, segment, where, state)
-
-    def _chooses(self, where: Addresses) -> bool:
-        """Whether there are entries, and more than each row may read."""
         entries = where.entries[self.layer.ratio]
-        return entries.places.shape[1] > 0 and not self._sees_all(entries)
+        return self.asker if entries.places.shape[1] and not self._sees_all(entries) else None
 
-    def _index_queries(
-        self, latent: Tensor, wq_b: Weight, segment: Segment, *, turned: bool
-    ) -> Tensor:
-        """[rows, h, d] of the indexer's heads, if `turned` times Hadamard's matrix."""
-        q = self._linear(latent, wq_b, segment)
-        q = q.view(-1, self.config.index_heads, self.config.index_dim)
-        if self.numerics.quantised:
-            return self.vectors.index_queries(q, segment, turned=turned)
-        return self.vectors.rotate(q, segment)
-
-    def _asked_by(
+    def _asked(
         self,
         q: Tensor,
-        x: Tensor,
-        weights_proj: Weight,
+        weights: Tensor | None,
         segment: Segment,
         where: Addresses,
         state: LayerState,
     ) -> index.Asked:
-        """With a weight for each of the heads."""
-        config, entries = self.config, where.entries[self.layer.ratio]
+        entries = where.entries[self.layer.ratio]
+        assert weights is not None
         assert state.keys is not None
-        weights = self._linear(x, weights_proj, segment)
-        scale = (config.index_dim * config.index_heads) ** -0.5
-        # One launch: the product is rounded to the boundary, and is float32 then.
-        scaled = torch.mul(weights, scale, out=torch.empty_like(weights, dtype=torch.float32))
         return index.Asked(
-            q.float(),
-            scaled,
+            q,
+            weights,
             state.keys,
             entries.places,
             segment.counts,
@@ -291,6 +276,23 @@ class Attention:
             entries.visible,
             segment.family,
         )
+
+    def _index_queries(self, asker: Asker, latent: Tensor, segment: Segment) -> Tensor:
+        """[rows, h, d] of the indexer's heads, as they meet keys."""
+        q = self._linear(latent, asker.wq_b, segment)
+        q = q.view(-1, self.config.index_heads, self.config.index_dim)
+        if self.numerics.quantised:
+            q = self.vectors.index_queries(q, segment, turned=self.index_compressor is not None)
+        else:
+            q = self.vectors.rotate(q, segment)
+        return q.float()
+
+    def _index_weights(self, asker: Asker, x: Tensor, segment: Segment) -> Tensor:
+        """[rows, h] of the indexer's heads, float32."""
+        weights = self._linear(x, asker.weights_proj, segment)
+        scale = (self.config.index_dim * self.config.index_heads) ** -0.5
+        # One launch: the product is rounded to the boundary, and is float32 then.
+        return torch.mul(weights, scale, out=torch.empty_like(weights, dtype=torch.float32))
 
     def _linear(self, x: Tensor, weight: Weight, segment: Segment) -> Tensor:
         return linear(x, weight, segment.family, self.numerics.quantised, self.boundary)

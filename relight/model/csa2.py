@@ -16,7 +16,7 @@ from relight.base.specs import LayerSpec, ModelConfig
 from relight.kernels import index
 from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.addresses import EntryAddresses, pad_keys
-from relight.model.attention import Addresses, Attention
+from relight.model.attention import Addresses, Asker, Attention
 from relight.model.compressor import Compressor
 from relight.model.inputs import Segment
 from relight.model.state import LayerState
@@ -46,6 +46,8 @@ class Csa2(Attention):
     ) -> None:
         super().__init__(config, layer, weights.attention, numerics, boundary, ops)
         self.source, self.queries = weights.source, weights.queries
+        if self.queries:
+            self.asker = Asker(self.queries.wq_b, self.queries.weights_proj)
         self.pooled = None
         if self.source and self.source.pooled:
             eps = config.rms_norm_eps
@@ -114,15 +116,6 @@ class Csa2(Attention):
         key = self._linear(latent, source.wk, segment)
         vectors.keep(key, source.key_norm, segment, state.keys, places, first)
         vectors.keep(latent, None, segment, state.compressed, places, first)
-
-    def _asked(
-        self, x: Tensor, latent: Tensor, segment: Segment, where: Addresses, state: LayerState
-    ) -> index.Asked | None:
-        queries = self.queries
-        if queries is None or not self._chooses(where):
-            return None
-        q = self._index_queries(latent, queries.wq_b, segment, turned=False)
-        return self._asked_by(q, x, queries.weights_proj, segment, where, state)
 
     def _chosen(self, asked: index.Asked, segment: Segment, shared: Shared) -> Tensor:
         """The places of the top-k entries of each row [rows, k], -1 behind."""

@@ -229,7 +229,10 @@ class Stage(Attention):
             q = self._linear(latent, w.wq_b, segment).view(-1, c.num_heads, c.head_dim)
             return (vectors.queries if c.generation == "v4" else vectors.rotate)(q, segment)
 
-        scratch, q = ops.both("keys", keys, queries)
+        with ops.branches() as beside:
+            kept = beside.begin("keys", keys)
+            q = queries()
+            scratch = kept()
         out = attend(
             q,
             Keys(scratch, seen.keys),

@@ -52,15 +52,10 @@ class Moe:
     def forward(self, x: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
         """x [rows, D], normed -> what is to be summed: routed slots [rows, k, D] in float32 in
         ascending order of the expert, and the shared expert [rows, D] last. One rounding."""
-
-        def beside() -> Tensor:
-            return self._shared(x, segment)
-
-        def here() -> Tensor:
-            return self._routed(x, segment)
-
-        shared, routed = self.ops.of(segment.family).both("shared", beside, here)
-        return routed, shared
+        with self.ops.of(segment.family).branches() as beside:
+            shared = beside.begin("shared", lambda: self._shared(x, segment))
+            routed = self._routed(x, segment)
+            return routed, shared()
 
     def _routed(self, x: Tensor, segment: Segment) -> Tensor:
         """[rows, k, D] float32."""

@@ -133,7 +133,8 @@ def bare_runner(device: str, model_name: str = "v4", *, beside: bool = False) ->
         generator = torch.Generator().manual_seed(5)
         noise = torch.randint(0, 100, blocks.bytes.shape, generator=generator, dtype=torch.uint8)
         blocks.bytes.copy_(noise)
-    ops = Ops(step=RowOps(side=side_stream(where) if beside else None))
+    side = side_stream(where) if beside else None
+    ops = Ops(step=RowOps(streams={"shared": side} if side else {}))
     weights = replace(load(model, where), ops=ops)
     return Runner(network(model.config, weights, OFFICIAL), pool, max_context=256)
 

@@ -17,23 +17,33 @@ from tests.model.harness import GOLDEN, Driver, same_bits
 
 
 class Side:
-    """Stands for a side stream: what runs beside may come first or last, and all memory that one
-    of both frees may be the other's at once."""
+    """Stands for a side stream: what it is given runs at once, or when it is waited for."""
 
     def __init__(self, *, first: bool) -> None:
         self.first = first
-        self.forks = 0
-        self.open = False
+        self.forks = self.joins = 0
 
-    def both(
-        self, beside: Callable[[], Tensor], here: Callable[[], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        assert not self.open, "a fork inside of a fork"
-        self.open = True
+    def begin(self, work: Callable[[], Any]) -> "Begun":
         self.forks += 1
-        found, other = (beside(), here()) if self.first else (here(), beside())
-        self.open = False
-        return (found, other) if self.first else (other, found)
+        return Begun(self, work)
+
+
+class Begun:
+    def __init__(self, side: Side, work: Callable[[], Any]) -> None:
+        self._side = side
+        self._work: Callable[[], Any] | None = work
+        self._found = None
+        if side.first:
+            self._run()
+
+    def _run(self) -> None:
+        if self._work:
+            self._found, self._work = self._work(), None
+            self._side.joins += 1
+
+    def join(self) -> Any:
+        self._run()
+        return self._found
 
 
 def run(
@@ -48,7 +58,7 @@ def run(
 
 FORKS = {
     "v4": {"shared": 4, "keys": 4, "index keys": 2, "queries": 2},
-    "v41": {"shared": 7, "keys": 7, "index keys": 0, "queries": 3},
+    "v41": {"shared": 7, "keys": 7, "index keys": 3, "queries": 3},
 }
 """Of a step, by branch: of "queries" those of layers that select."""
 
@@ -64,10 +74,11 @@ def test_made_rows_have_branches_beside_and_given_rows_do_not(
     model = open_model(GOLDEN / name / "checkpoint")
     config, weights = model.config, load(model, torch.device("cpu"))
     wanted = run(weights, config)
-    side, third = Side(first=first), Side(first=first)
-    ops = Ops(step=RowOps(side=side, third=third, beside=frozenset(beside)))  # type: ignore[arg-type]
+    sides = {branch: Side(first=first) for branch in beside}
+    ops = Ops(step=RowOps(streams=sides))  # type: ignore[arg-type]
     given, made, state = run(replace(weights, ops=ops), config)
-    assert side.forks + third.forks == 2 * sum(FORKS[name][one] for one in beside), "two steps"
+    for branch, side in sides.items():
+        assert side.forks == side.joins == 2 * FORKS[name][branch], "two steps"
     assert same_bits(given, wanted[0])
     assert same_bits(made, wanted[1])
     assert all(same_bits(rows, wanted[2][kind]) for kind, rows in state.items())
@@ -81,9 +92,8 @@ def test_a_stream_of_its_own_changes_no_bit(name: str) -> None:
     model = open_model(GOLDEN / name / "checkpoint")
     weights = load(model, device)
     wanted = run(weights, model.config, device.type)
-    ops = Ops(
-        step=RowOps(side=side_stream(device), third=side_stream(device), beside=frozenset(EVERY))
-    )
+    streams = {branch: side_stream(device) for branch in EVERY}
+    ops = Ops(step=RowOps(streams=streams))  # type: ignore[arg-type]
     given, made, state = run(replace(weights, ops=ops), model.config, device.type)
     assert same_bits(given, wanted[0])
     assert same_bits(made, wanted[1])

@@ -215,7 +215,10 @@ def _check_memory(
     kept = range(max(0, length - 128), length)
     window = golden[f"{name}/window_kv.{layer}"]
     state = run.runner.states[layer]
-    raw = seen.stored[0][kept.start :]
+    stored = seen.stored
+    if len(stored) == 3:
+        stored = [*stored[1:], stored[0]]  # index keys come first
+    raw = stored[0][kept.start :]
     ring = torch.tensor([p % state.window.count for p in kept], device=run.pool.device)
     got = store.get(state.window, ring % 144).cpu()
     want = window[[p % 128 for p in kept]]
@@ -230,14 +233,14 @@ def _check_memory(
         f"{name} {compressed(ratio)}.{layer}",
         got,
         golden[f"{name}/compressed_kv.{layer}"],
-        seen.stored[1],
+        stored[1],
     )
     if ratio != 4:
         return
     assert state.keys is not None
     got = store.get(state.keys, places).cpu()
     want = golden[f"{name}/index_keys.{layer}"]
-    check_codes(f"{name} {INDEX_KEYS}.{layer}", got, want, seen.stored[2], 32, fp4=True)
+    check_codes(f"{name} {INDEX_KEYS}.{layer}", got, want, stored[2], 32, fp4=True)
 
 
 def _check_kv(name: str, got: Tensor, want: Tensor, raw: Tensor) -> None:
