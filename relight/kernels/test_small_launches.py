@@ -78,7 +78,7 @@ def some(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
+def test_a_sublayer_is_four_launches_around_its_streams(tools) -> None:
     fast, streams, f32 = RowHyper(tools), some(17, 4, 4096), {"dtype": F32}
     given = (some(24, 4 * 4096, **f32), some(24, **f32), some(3, **f32), None, some(4096, **f32))
     mix, x = fast.mix_and_read(streams, *given, iterations=20, eps=1e-6, norm_eps=1e-6)
@@ -88,6 +88,7 @@ def test_a_sublayer_is_three_launches_around_its_streams(tools) -> None:
     assert tools.launched == [
         ("mix_parts", 256, (128, 5)),
         ("mix_end", 288, (17, 1)),
+        ("balance", 256, (2, 1)),
         ("spread", 64, (17, 8)),
     ]
 
@@ -231,6 +232,7 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
         covered[entry] = covered.get(entry, 0) + (second if entry in BY_SECOND else first)
     blocks = {entry: covered[entry] for entry in covered if entry not in ("row_op", "mix_parts")}
     assert blocks.pop("copy_rows") == -(-n // 4)
+    assert blocks.pop("balance") == -(-n // 16)
     assert set(blocks.values()) == {n}, blocks
     assert covered["row_op"] == MOST_BLOCKS  # each goes on
 

@@ -113,13 +113,20 @@ class Attention:
                 weights.indexer.compressor, layer.ratio, eps, numerics, ops
             )
 
-    def forward(self, x: Tensor, segment: Segment, where: Addresses, state: LayerState) -> Tensor:
-        """x [rows, D], normed -> [rows, D]."""
+    def forward(
+        self,
+        x: Tensor,
+        segment: Segment,
+        where: Addresses,
+        state: LayerState,
+        late: Callable[[], None],
+    ) -> Tensor:
+        """x [rows, D], normed -> [rows, D]. `late`: what is to be done meanwhile."""
 
         def listed(asked: index.Asked | None) -> Tensor | None:
             return self._listed(asked, segment, where)
 
-        return self._attended(x, segment, where, state, listed)
+        return self._attended(x, segment, where, state, listed, late)
 
     def _attended(
         self,
@@ -128,6 +135,7 @@ class Attention:
         where: Addresses,
         state: LayerState,
         listed: Callable[[index.Asked | None], Tensor | None],
+        late: Callable[[], None],
     ) -> Tensor:
         """`listed` gives the places of the entries that each row attends to, or None where no
         sequence of the segment has any.
@@ -140,6 +148,7 @@ class Attention:
         def keys() -> Rows:
             window = self._window(x, segment, where, state)
             self._store_entries(x, segment, where, state)
+            late()
             return window
 
         def index_keys() -> Tensor | None:

@@ -6,6 +6,7 @@ those of its source, a reuse layer reads what its sources hold and chose. The la
 publishes candidate blocks, inside which later layers select.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -54,14 +55,20 @@ class Csa2(Attention):
             self.pooled = Compressor(self.source.pooled, layer.ratio, eps, numerics, ops)
 
     def share(
-        self, x: Tensor, segment: Segment, where: Addresses, state: LayerState, shared: Shared
+        self,
+        x: Tensor,
+        segment: Segment,
+        where: Addresses,
+        state: LayerState,
+        shared: Shared,
+        late: Callable[[], None],
     ) -> Tensor:
         """x [rows, D], normed -> [rows, D]. Unlike V4's, queries are not normed head by head."""
 
         def listed(asked: index.Asked | None) -> Tensor | None:
             return self._published(asked, segment, where, shared)
 
-        return self._attended(x, segment, where, state, listed)
+        return self._attended(x, segment, where, state, listed, late)
 
     def _placed(self, q: Tensor, segment: Segment) -> Tensor:
         return self.vectors.rotate(q, segment)

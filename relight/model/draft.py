@@ -203,16 +203,18 @@ class Stage(Attention):
             *(streams, w.hyper_attention, w.attention_norm, segment, reading),
             into=self.weights.wq_a,
         )
-        out = self._attend(x, segment, ring, seen)
+        out = self._attend(x, segment, ring, seen, mix.finish)
         streams = self.mhc.spread(out, streams, mix)
         reading = mix.pre if deferred else None
         mix, x = self.mhc.mix_and_read(
             *(streams, w.hyper_ffn, w.ffn_norm, segment, reading), into=w.ffn.shared.w1
         )
-        parts = self.moe.forward(x, segment)
+        parts = self.moe.forward(x, segment, mix.finish)
         return self.mhc.spread_sum(*parts, streams, mix), mix.pre
 
-    def _attend(self, x: Tensor, segment: Segment, ring: Rows, seen: Seen) -> Tensor:
+    def _attend(
+        self, x: Tensor, segment: Segment, ring: Rows, seen: Seen, late: Callable[[], None]
+    ) -> Tensor:
         """To kept rows and all rows of the own block. V4 norms queries head by head."""
         w, c, vectors = self.weights, self.config, self.vectors
         ops = self.ops.of(segment.family)
@@ -221,6 +223,7 @@ class Stage(Attention):
             scratch = Rows.empty(ring.format, seen.kept.shape[0] + seen.own.shape[0], x.device)
             store.copy(ring, seen.rings, scratch, seen.kept, ops.store)
             vectors.keep(self._linear(x, w.wkv, segment), w.kv_norm, segment, scratch, seen.own)
+            late()
             return scratch
 
         def queries() -> Tensor:

@@ -4,6 +4,8 @@ Router scores are sqrt(softplus(logits)); the bias steers the choice of experts 
 weights, and in the first layers a table by token id makes the choice (hash routing).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -49,11 +51,20 @@ class Moe:
             token_ids=segment.token_ids,
         )
 
-    def forward(self, x: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, segment: Segment, late: Callable[[], None]
+    ) -> tuple[Tensor, Tensor]:
         """x [rows, D], normed -> what is to be summed: routed slots [rows, k, D] in float32 in
-        ascending order of the expert, and the shared expert [rows, D] last. One rounding."""
-        with self.ops.of(segment.family).branches() as beside:
-            shared = beside.begin("shared", lambda: self._shared(x, segment))
+        ascending order of the expert, and the shared expert [rows, D] last. One rounding. `late`:
+        what is to be done meanwhile."""
+
+        def beside() -> Tensor:
+            found = self._shared(x, segment)
+            late()
+            return found
+
+        with self.ops.of(segment.family).branches() as branches:
+            shared = branches.begin("shared", beside)
             routed = self._routed(x, segment)
             return routed, shared()
 

@@ -33,7 +33,8 @@ class Mhc:
     ) -> tuple[hyper.Mix, Tensor]:
         """The mix of streams [rows, hc, D], and what the sublayer behind them reads [rows, D]: by
         `pre` [rows, hc] of the sublayer before, or by the mix's own. `into`: a weight that it is
-        multiplied by, as are all others of the same block."""
+        multiplied by, as are all others of the same block. The sublayer, or who calls it, has the
+        mix finished."""
         c = self.config
         if fast := self._fast(streams, segment):
             return fast.mix_and_read(
@@ -47,6 +48,7 @@ class Mhc:
                 eps=c.hc_eps,
                 norm_eps=c.rms_norm_eps,
                 act_block=into.act_block if into else 0,
+                late=True,
             )
         mix = self.mix(streams, weights, segment)
         return mix, self.read(streams, mix.pre if pre is None else pre, norm, segment)[1]

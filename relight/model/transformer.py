@@ -46,13 +46,13 @@ class Block:
         mix, x = self.mhc.mix_and_read(
             streams, w.hyper_attention, w.attention_norm, segment, into=w.attention.wq_a
         )
-        out = self.attention.forward(x, segment, where, state)
+        out = self.attention.forward(x, segment, where, state, mix.finish)
         streams = self.mhc.spread(out, streams, mix)
 
         mix, x = self.mhc.mix_and_read(
             streams, w.hyper_ffn, w.ffn_norm, segment, into=w.ffn.shared.w1
         )
-        parts = self.moe.forward(x, segment)
+        parts = self.moe.forward(x, segment, mix.finish)
         return self.mhc.spread_sum(*parts, streams, mix)
 
 

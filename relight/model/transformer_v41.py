@@ -68,14 +68,14 @@ class BlockV41:
         mix, x = self.mhc.mix_and_read(
             streams, w.hyper_attention, w.attention_norm, segment, pre, w.attention.wq_a
         )
-        out = self.attention.share(x, segment, where, state, shared)
+        out = self.attention.share(x, segment, where, state, shared, mix.finish)
         streams = self.mhc.spread(out, streams, mix)
 
         pre = mix.pre
         mix, x = self.mhc.mix_and_read(
             streams, w.hyper_ffn, w.ffn_norm, segment, pre, w.ffn.shared.w1
         )
-        parts = self.moe.forward(x, segment)
+        parts = self.moe.forward(x, segment, mix.finish)
         return self.mhc.spread_sum(*parts, streams, mix), mix.pre
 
     def remember(

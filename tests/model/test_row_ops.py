@@ -40,7 +40,7 @@ CUTS = (3, 4, 9)
 
 BOTH = {
     *("attend_scores", "attend_values", "gated", "index_scores", "index_topk"),
-    *("mix_end", "mix_parts", "spread", "norm values"),
+    *("balance", "mix_end", "mix_parts", "spread", "norm values"),
 }
 LAUNCHED = {
     "v4": BOTH
@@ -55,7 +55,7 @@ LAUNCHED = {
 ATTEND = {"attend_scores", "attend_values"}
 """Two kernels of a step, for which given rows have one where the matrix unit multiplies bf16."""
 
-PROJECTED = {"given_linear", "sinkhorn_rows", "split_weights"}
+PROJECTED = {"given_linear", "split_weights"}
 """Of given streams that are whole tiles, as V4's are here. V4's head has a step's kernels."""
 
 

@@ -5,6 +5,7 @@ over them. Knows no sublayer.
 doubly stochastic by Sinkhorn iterations, mixes the streams among themselves.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,14 +25,20 @@ class FastHyper(Protocol):
     ) -> Tensor: ...
 
 
+def nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Weights of one sublayer, float32."""
+    """Weights of one sublayer, float32. `finish` is called before the streams are spread: until
+    then comb need not be there."""
 
     pre: Tensor  # [n, hc]
     post: Tensor  # [n, hc]
     comb: Tensor  # [n, hc, hc], from stream, to stream
     fast: FastHyper | None = field(default=None, kw_only=True, repr=False)  # made it, and goes on
+    finish: Callable[[], None] = field(default=nothing, kw_only=True, repr=False, compare=False)
 
 
 def mix(

@@ -51,8 +51,11 @@ def split_weights(form: Form, block: Block, boundary: torch.dtype, outputs: int)
     return _kernel("split", "split_weights", form, block, boundary, outputs, pieces=PIECES)
 
 
-def sinkhorn(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
-    return _kernel("sinkhorn", "sinkhorn_rows", form, block, boundary, outputs)
+def balance(form: Form) -> Kernel:
+    """Of streams of any width, and of any boundary."""
+    held = block(WIDTHS[0])
+    assert held is not None
+    return _kernel("balance", "balance", form, held, torch.float32, HC * (2 + HC))
 
 
 def spread(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
@@ -83,7 +86,7 @@ def _kernel(
 def kernels(form: Form) -> list[Kernel]:
     """V4.1 has no head of its own."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    makes, found = (mix_parts, mix_end), []
+    makes, found = (mix_parts, mix_end), [balance(form)]
     of_models = zip(WIDTHS, ((HC * (2 + HC), HC), (HC * (2 + HC),)), ACT_BLOCKS, strict=True)
     for width, outputs, act_block in of_models:
         held = block(width)
@@ -92,6 +95,6 @@ def kernels(form: Form) -> list[Kernel]:
         found.append(mix_end(form, held, boundary, outputs[0], act_block))
         if form.bf16:
             given = (form, held, boundary, outputs[0])
-            found += [split_weights(*given), mix_end(*given, act_block, PIECES), sinkhorn(*given)]
+            found += [split_weights(*given), mix_end(*given, act_block, PIECES)]
         found += [make(form, held, boundary) for make in (spread, read_streams)]
     return found

@@ -158,15 +158,23 @@ extern "C" __global__ void __launch_bounds__(256) split_weights(const float* fn,
 }
 #endif
 
-// A block a row, with one warp more than hold it. pre, post [n, HC], comb [n, HC, HC] and x [n, WIDTH], the streams by `reading`
-// [n, HC], or by this row's own pre where that is null, normed, and as `plain`, if that is wanted, before. Of a head only these come
-// out. With ROUNDS x comes out rounded, too.
-// With PIECES parts are [n, CUTS, CUT_ROWS], squares are summed here, and comb gets logits, of which sinkhorn_rows makes the rest: a
-// block would wait for it. Then several share a processor.
+// comb [n, HC, HC], as mix_end leaves it, in place. Two rows a warp.
+extern "C" __global__ void __launch_bounds__(256) balance(float* comb, int n, float eps, int iterations) {
+  const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+  wait_for_previous();
+  const bool is = at < (i64)n * HC * HC;
+  const float c = sinkhorn(is ? comb[at] : 0.f, iterations, eps);
+  if (is) comb[at] = c;
+}
+
+// A block a row, with one warp more than hold it. pre, post [n, HC], logits [n, HC, HC] of comb, and x [n, WIDTH], the streams by
+// `reading` [n, HC], or by this row's own pre where that is null, normed, and as `plain`, if that is wanted, before. Of a head only
+// these two come out. With ROUNDS x comes out rounded, too.
+// With PIECES parts are [n, CUTS, CUT_ROWS], and squares are summed here. Then several share a processor.
 extern "C" __global__ void __launch_bounds__(THREADS + 32, !PIECES ? 0 : PAIRS <= 8 ? 3 : 2)
     mix_end(const float* parts, const float* base, const float* scale, const In* streams, const float* reading,
-            const float* weight, float eps, float norm_eps, int iterations, float* pre, float* post, float* comb, Out* x,
-            Out* plain, u8* codes, float* scales) {
+            const float* weight, float eps, float norm_eps, float* pre, float* post, float* logits, Out* x, Out* plain,
+            u8* codes, float* scales) {
   __shared__ float sums[WARPS][PARTS];
   __shared__ Room room;
   const i64 row = blockIdx.x;
@@ -240,9 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, !PIECES ? 0 : PAIRS <
   if (last) {
     if (lane < 4) pre[row * HC + lane] = own;
     else if (lane < 8) post[row * HC + lane - 4] = mul(2.f, sigmoid(logit));
-    float c = __shfl_sync(~0u, logit, 8 + (lane & 15));
-    if (!PIECES) c = sinkhorn(c, iterations, eps);
-    if (lane < 16) comb[row * HC * HC + lane] = c;
+    else if (lane < OUTPUTS) logits[row * HC * HC + lane - 8] = logit;
   }
 #endif
 #if ROUNDS
@@ -250,17 +256,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, !PIECES ? 0 : PAIRS <
   if (!last) put_rounded(v, sizes, row, codes, scales);
 #endif
 }
-
-#if OUTPUTS > 4
-// comb [n, HC, HC], in place. Two rows a warp.
-extern "C" __global__ void __launch_bounds__(256) sinkhorn_rows(float* comb, int n, float eps, int iterations) {
-  const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
-  wait_for_previous();
-  const bool is = at < (i64)n * HC * HC;
-  const float c = sinkhorn(is ? comb[at] : 0.f, iterations, eps);
-  if (is) comb[at] = c;
-}
-#endif
 
 // out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. With `parts` [n, slots,
 // WIDTH] out is rounded from ((0 + part 0) + part 1) + ... + out. Grid: n, columns by 512, of which a thread has eight.

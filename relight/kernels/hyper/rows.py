@@ -1,6 +1,7 @@
 """Hyper-connections, launched on a CUDA device. Knows no sublayer."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ MANY = 256
 SPREAD_THREADS, SPREAD_COLUMNS = 64, 8
 """Columns of a thread."""
 
-SINKHORN_THREADS = 256
+BALANCE_THREADS = 256
 
 
 class RowHyper:
@@ -52,16 +53,27 @@ class RowHyper:
         eps: float,
         norm_eps: float,
         act_block: int = 0,
+        late: bool = False,
     ) -> tuple[Mix, Tensor]:
         """`hyper.mix` of streams [n, hc, D], and what the sublayer reads [n, D]: the streams by
         `reading` [n, hc], None for the mix's own `pre`, normed by `norm` [D]; handed over to
-        products that round their input in blocks of `act_block`, if that is any."""
+        products that round their input in blocks of `act_block`, if that is any. `late`: the mix is
+        not finished, which takes as long again and is needed last."""
         n, hc, _ = streams.shape
         shapes = ((n, hc), (n, hc), (n, hc, hc))
-        mix = Mix(*(base.new_empty(shape) for shape in shapes), fast=self)
-        outputs = (mix.pre, mix.post, mix.comb)
-        given = (streams, fn, base, scale, reading, norm, (eps, norm_eps), iterations)
-        return mix, self._read(*given, outputs, act_block=act_block)
+        outputs = tuple(base.new_empty(shape) for shape in shapes)
+        finish = partial(self._balance, outputs[2], eps, iterations)
+        given = (streams, fn, base, scale, reading, norm, (eps, norm_eps))
+        x = self._read(*given, outputs, act_block=act_block)
+        if late:
+            return Mix(*outputs, fast=self, finish=finish), x
+        finish()
+        return Mix(*outputs, fast=self), x
+
+    def _balance(self, comb: Tensor, eps: float, iterations: int) -> None:
+        if count := comb.numel():
+            launch = self._tools.load(cuda.balance(self._tools.form), BALANCE_THREADS)
+            launch((-(-count // BALANCE_THREADS), 1), comb, len(comb), eps, iterations)
 
     def read_by_head(
         self,
@@ -78,7 +90,7 @@ class RowHyper:
         `norm` [D]."""
         nothing, plain = (None, None, None), streams.new_empty((len(streams), streams.shape[2]))
         epsilons = (eps, norm_eps)
-        given = (streams, fn, base, scale, None, norm, epsilons, 0, nothing)
+        given = (streams, fn, base, scale, None, norm, epsilons, nothing)
         return plain, self._read(*given, plain)
 
     def read(
@@ -123,12 +135,11 @@ class RowHyper:
         reading: Tensor | None,
         norm: Tensor,
         epsilons: tuple[float, float],
-        iterations: int,
-        outputs: tuple[Tensor | None, Tensor | None, Tensor | None],
+        outputs: tuple[Tensor | None, ...],
         plain: Tensor | None = None,
         act_block: int = 0,
     ) -> Tensor:
-        n, hc, width = streams.shape
+        n, _, width = streams.shape
         x = streams.new_empty((n, width))
         held = self._held(width)
         act_block = act_block if rounds(width, held.threads) else 0
@@ -137,16 +148,11 @@ class RowHyper:
             end = cuda.mix_end(self._tools.form, held, streams.dtype, len(base), act_block, pieces)
             last = self._tools.load(end, held.threads + 32)
             read = (streams[part], _part(reading, part), norm)
-            given = (parts, base, scale, *read, *epsilons, iterations)
+            given = (parts, base, scale, *read, *epsilons)
             made = (_part(one, part) for one in outputs)
             also = (_part(one, part) for one in (plain, *handed))
             rows = part.stop - part.start
             last((rows, 1), *given, *made, x[part], *also)
-            if pieces:  # what is left of the mix
-                made_of = (self._tools.form, held, streams.dtype, len(base))
-                finish = self._tools.load(cuda.sinkhorn(*made_of), SINKHORN_THREADS)
-                blocks = -(-rows * hc * hc // SINKHORN_THREADS)
-                finish((blocks, 1), _part(outputs[2], part), rows, epsilons[0], iterations)
         return x
 
     def _parts(self, streams: Tensor, fn: Tensor) -> Iterator[tuple[slice, Tensor, int]]:
