@@ -41,6 +41,9 @@ more than there is room for takes as long again as all others."""
 _SMALL = {8192: Walk(8, 8192, slices=16, ahead=2, ring=True)}
 """Of block 128, where a block has no 160 KiB: the other needs 128 KiB for the ring."""
 
+SUMS_BYTES = 40 * 1024
+"""More than a block has beside its ring."""
+
 MANY_OUTPUTS = 16_384
 """Fewer, as the indexer's, would leave processors idle in blocks of 64 or 128."""
 
@@ -81,10 +84,15 @@ def fp8_walk(
     return replace(found, block=block)
 
 
-def bf16_walk(form: Form, inner: int, token_tiles: int) -> Walk:
+def bf16_walk(form: Form, inner: int, token_tiles: int, outputs: int = MANY_OUTPUTS) -> Walk:
+    """How many outputs there are decides no bits: few are one block a processor, which asks for all
+    it reads at once."""
     if not form.copies:
         return _old(16, inner, token_tiles)
-    return _BF16.get(inner) or walk_of(16, inner, ring=True)
+    found = _BF16.get(inner) or walk_of(16, inner, ring=True)
+    whole = replace(found, ahead=found.units)
+    few = outputs < MANY_OUTPUTS and whole.ring_bytes <= form.shared_limit - SUMS_BYTES
+    return whole if few else found
 
 
 def _old(bits: int, inner: int, token_tiles: int) -> Walk:
@@ -126,10 +134,14 @@ def grouped(
     return _kernel(what, form, walk, token_tiles, boundary_bf16, x_bf16=x_bf16), walk
 
 
-def bf16(form: Form, inner: int, token_tiles: int, boundary_bf16: bool) -> tuple[Kernel, Walk]:
+def bf16(
+    form: Form, inner: int, token_tiles: int, boundary_bf16: bool, outputs: int = MANY_OUTPUTS
+) -> tuple[Kernel, Walk]:
     """bf16 weights; tokens are bf16, before SM80 fp16."""
-    walk = bf16_walk(form, inner, token_tiles)
-    return _kernel("bf16", form, walk, token_tiles, boundary_bf16, x_bf16=form.bf16), walk
+    walk = bf16_walk(form, inner, token_tiles, outputs)
+    few = walk != bf16_walk(form, inner, token_tiles)
+    what = "bf16 of few outputs" if few else "bf16"
+    return _kernel(what, form, walk, token_tiles, boundary_bf16, x_bf16=form.bf16), walk
 
 
 def _kernel(
@@ -161,5 +173,6 @@ def kernels(form: Form) -> list[Kernel]:
             few = fp8(form, k, tiles, form.bf16, block, outputs)[0]
             found += [] if few in found else [few]
             found.append(grouped(form, 4096, tiles, boundary_bf16=form.bf16, block=block)[0])
-        found += [bf16(form, k, tiles, boundary_bf16=False)[0] for k in (*V4_BF16, *V41_BF16)]
-    return [*found, *halves.kernels(form)]
+        for k in (*V4_BF16, *V41_BF16):
+            found += [bf16(form, k, tiles, False, outputs)[0] for outputs in (MANY_OUTPUTS, 64)]
+    return [*dict.fromkeys(found), *halves.kernels(form)]

@@ -87,7 +87,9 @@ class StepLinear:
             return self.multiply(*self.rounded(x, w), w, boundary)
         assert isinstance(w, DenseWeight)
         x, to, scale = self._operands(x, 1, boundary)
-        made = cuda.bf16(self._tools.form, w.shape[1], _tiles(x), to == torch.bfloat16)
+        outputs, inner = w.shape
+        bf16 = to == torch.bfloat16
+        made = cuda.bf16(self._tools.form, inner, _tiles(x), bf16, outputs)
         y = self._product(made, x, None, w.data, None, 1, to)
         return y if scale is None else self._halves.join(y, scale).to(boundary)
 
