@@ -95,7 +95,8 @@ class Ours:
             block = runner.model.blocks[0]
             assert isinstance(block, Block)
             assert isinstance(streams, Tensor)
-            return block.forward(streams, segment, where, runner.states[0])
+            out = block.forward(streams, segment, where, runner.states[0])
+            return block.mhc.whole(out)
 
 
 def main() -> None:

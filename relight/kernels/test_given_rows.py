@@ -94,7 +94,7 @@ def test_streams_of_a_chunk(device_tools: Toolbox) -> None:
 
     def read(some: slice) -> tuple[Tensor, ...]:
         own = streams[some]
-        mix, x = fast.mix_and_read(own, *given, norm, iterations=20, eps=EPS, norm_eps=EPS)
+        _, mix, x = fast.mix_and_read(own, *given, norm, iterations=20, eps=EPS, norm_eps=EPS)
         return mix.pre, mix.post, mix.comb, x, fast.expand(x, own, mix)
 
     whole = read(slice(0, rows))

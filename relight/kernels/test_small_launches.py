@@ -81,7 +81,7 @@ def some(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 def test_a_sublayer_is_four_launches_around_its_streams(tools) -> None:
     fast, streams, f32 = RowHyper(tools), some(17, 4, 4096), {"dtype": F32}
     given = (some(24, 4 * 4096, **f32), some(24, **f32), some(3, **f32), None, some(4096, **f32))
-    mix, x = fast.mix_and_read(streams, *given, iterations=20, eps=1e-6, norm_eps=1e-6)
+    _, mix, x = fast.mix_and_read(streams, *given, iterations=20, eps=1e-6, norm_eps=1e-6)
     assert (mix.comb.shape, x.shape) == ((17, 4, 4), (17, 4096))
     assert mix.fast is fast
     fast.expand(x, streams, mix)
@@ -196,7 +196,7 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
 
     streams, x, one = empty(n, 4, 4096, **bf16), empty(n, 4096, **bf16), empty(n, **i64)
     weights = (empty(24, 4 * 4096, **f32), empty(24, **f32), empty(3, **f32), None)
-    mix, _ = RowHyper(tools).mix_and_read(
+    _, mix, _ = RowHyper(tools).mix_and_read(
         streams, *weights, empty(4096, **f32), iterations=20, eps=1e-6, norm_eps=1e-6
     )
     RowHyper(tools).expand(x, streams, mix)

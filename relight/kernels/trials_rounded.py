@@ -43,7 +43,7 @@ def _ways(tools: Toolbox, x: Tensor) -> tuple[Callable[[int], Tensor], ...]:
 
     def read(block: int) -> Tensor:
         given = (streams, fn, base, scale, pre, norm)
-        return hyper.mix_and_read(*given, iterations=3, eps=EPS, norm_eps=EPS, act_block=block)[1]
+        return hyper.mix_and_read(*given, iterations=3, eps=EPS, norm_eps=EPS, act_block=block)[2]
 
     return (
         lambda block: vectors.norm(x, norm, EPS, block),

@@ -96,7 +96,7 @@ def hyper_trials(
 
     def kernel(x: Tensor) -> Tensor:
         parts = (x, fn, base, scale, None, norm)
-        mix, read = fast.mix_and_read(*parts, iterations=20, eps=EPS, norm_eps=EPS)
+        _, mix, read = fast.mix_and_read(*parts, iterations=20, eps=EPS, norm_eps=EPS)
         y = fast.expand(x[:, 0].contiguous(), x, mix)
         return joined(mix.pre, mix.post, mix.comb, read, y)
 

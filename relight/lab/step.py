@@ -37,6 +37,7 @@ from relight.lab.step_calls import Call, listening
 from relight.model.attention import addresses
 from relight.model.inputs import Segment
 from relight.model.network import Network
+from relight.model.streams import Streams
 from relight.model.transformer import Transformer
 
 Tell = Callable[[Found], None]
@@ -141,10 +142,10 @@ def parts(bench: Bench, segment: Segment) -> list[Part]:
         mine = [i for i, layer in enumerate(net.config.layers) if layer.attention == kind]
 
         def run(mine: Sequence[int] = mine) -> Tensor:
-            out = streams
+            out: Streams = streams
             for index in mine:
                 out = net.blocks[index].forward(out, segment, where, states[index])
-            return out
+            return net.mhc.whole(out)
 
         found.append(Part(kind, run, len(mine)))
     return found

@@ -24,7 +24,7 @@ from relight.model.addresses import NO_KEY, RingAddresses, pad_keys, ring_addres
 from relight.model.attention import Attention
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
-from relight.model.streams import Mhc
+from relight.model.streams import Mhc, Streams
 from relight.model.weights_draft import DraftWeights, StageWeights
 
 Pick = Callable[[Tensor, int], Tensor]
@@ -110,13 +110,13 @@ class Draft:
         ids[:, 0] = anchors
         segment = block_segment(ids, slots, positions + 1)
         seen = self.seen(slots, positions)
-        streams = self.embed[segment.token_ids].to(self.boundary)
-        streams = streams.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
-        pre = torch.zeros(streams.shape[:2], device=streams.device)
+        rows = self.embed[segment.token_ids].to(self.boundary)
+        streams: Streams = rows.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+        pre = torch.zeros((len(rows), self.config.hc_mult), device=rows.device)
         pre[:, 0] = 1.0  # V4.1 starts each block afresh
         for stage, ring in zip(self.stages, rings, strict=True):
             streams, pre = stage.advance(streams, pre, segment, ring, seen)
-        return self._head(streams, pre, segment, anchors, pick)
+        return self._head(self.mhc.whole(streams), pre, segment, anchors, pick)
 
     def seen(self, slots: Tensor, positions: Tensor) -> "Seen":
         """What the rows of each block see: the window that ends at the last kept position, then the
@@ -194,23 +194,23 @@ class Stage(Attention):
         self.vectors.keep(kv, self.weights.kv_norm, segment, ring, where.places, at)
 
     def advance(
-        self, streams: Tensor, pre: Tensor, segment: Segment, ring: Rows, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """streams [rows, hc, D] and, for V4.1, how to read them -> both for the next stage."""
+        self, streams: Streams, pre: Tensor, segment: Segment, ring: Rows, seen: Seen
+    ) -> tuple[Streams, Tensor]:
+        """Streams and, for V4.1, how to read them -> both for the next stage."""
         w, deferred = self.stage, self.config.generation == "v4.1"
         reading = pre if deferred else None
-        mix, x = self.mhc.mix_and_read(
+        whole, mix, x = self.mhc.mix_and_read(
             *(streams, w.hyper_attention, w.attention_norm, segment, reading),
             into=self.weights.wq_a,
         )
         out = self._attend(x, segment, ring, seen, mix.finish)
-        streams = self.mhc.spread(out, streams, mix)
+        streams = self.mhc.spread(out, whole, mix, segment)
         reading = mix.pre if deferred else None
-        mix, x = self.mhc.mix_and_read(
+        whole, mix, x = self.mhc.mix_and_read(
             *(streams, w.hyper_ffn, w.ffn_norm, segment, reading), into=w.ffn.shared.w1
         )
-        parts = self.moe.forward(x, segment, mix.finish)
-        return self.mhc.spread_sum(*parts, streams, mix), mix.pre
+        routed, out = self.moe.forward(x, segment, mix.finish)
+        return self.mhc.spread(out, whole, mix, segment, routed), mix.pre
 
     def _attend(
         self, x: Tensor, segment: Segment, ring: Rows, seen: Seen, late: Callable[[], None]

@@ -15,6 +15,10 @@ from relight.kernels.row_ops import NO_KERNELS, Ops
 from relight.model.inputs import Segment
 from relight.model.weights import HyperWeights
 
+Streams = Tensor | hyper.Unspread
+"""[rows, hc, D], or what they are made of: made rows leave that to who reads them next, by `whole`
+or with the mix of the next sublayer, which is a launch less."""
+
 
 class Mhc:
     def __init__(self, config: ModelConfig, boundary: torch.dtype, ops: Ops = NO_KERNELS) -> None:
@@ -24,19 +28,20 @@ class Mhc:
 
     def mix_and_read(
         self,
-        streams: Tensor,
+        streams: Streams,
         weights: HyperWeights,
         norm: Tensor,
         segment: Segment,
         pre: Tensor | None = None,
         into: Weight | None = None,
-    ) -> tuple[hyper.Mix, Tensor]:
-        """The mix of streams [rows, hc, D], and what the sublayer behind them reads [rows, D]: by
-        `pre` [rows, hc] of the sublayer before, or by the mix's own. `into`: a weight that it is
+    ) -> tuple[Tensor, hyper.Mix, Tensor]:
+        """The streams [rows, hc, D], their mix, and what the sublayer behind them reads [rows, D],
+        by `pre` [rows, hc] of the sublayer before, or by the mix's own. `into`: a weight that it is
         multiplied by, as are all others of the same block. The sublayer, or who calls it, has the
         mix finished."""
         c = self.config
-        if fast := self._fast(streams, segment):
+        given = streams if isinstance(streams, Tensor) else streams.streams
+        if fast := self._fast(given, segment):
             return fast.mix_and_read(
                 streams,
                 weights.fn,
@@ -50,8 +55,9 @@ class Mhc:
                 act_block=into.act_block if into else 0,
                 late=True,
             )
+        streams = self.whole(streams)
         mix = self.mix(streams, weights, segment)
-        return mix, self.read(streams, mix.pre if pre is None else pre, norm, segment)[1]
+        return streams, mix, self.read(streams, mix.pre if pre is None else pre, norm, segment)[1]
 
     def mix(self, streams: Tensor, weights: HyperWeights, segment: Segment) -> hyper.Mix:
         """Of streams [rows, hc, D], for the sublayer in front of which they stand."""
@@ -100,15 +106,26 @@ class Mhc:
         fast = self.ops.of(segment.family).hyper
         return fast if fast and fast.takes(streams, self.boundary) else None
 
-    def spread(self, out: Tensor, streams: Tensor, mix: hyper.Mix) -> Tensor:
-        """The streams behind a sublayer that gave out [rows, D]."""
+    def spread(
+        self,
+        out: Tensor,
+        streams: Tensor,
+        mix: hyper.Mix,
+        segment: Segment,
+        routed: Tensor | None = None,
+    ) -> Streams:
+        """The streams behind a sublayer that gave out [rows, D], or routed [rows, k, D] float32 and
+        out, which is added last."""
         if mix.fast:
-            return mix.fast.expand(out, streams, mix)
+            late = hyper.Unspread(out, routed, streams, mix)
+            return late if segment.family == "step" else self.whole(late)
+        if routed is not None:
+            out = (in_order(routed) + out.float()).to(self.boundary)
         return hyper.expand(out, streams, mix.post, mix.comb, self.boundary)
 
-    def spread_sum(self, routed: Tensor, shared: Tensor, streams: Tensor, mix: hyper.Mix) -> Tensor:
-        """The same behind experts, which gave [rows, k, D] float32 and [rows, D], added last."""
-        if mix.fast:
-            return mix.fast.expand(shared, streams, mix, routed)
-        out = (in_order(routed) + shared.float()).to(self.boundary)
-        return self.spread(out, streams, mix)
+    def whole(self, streams: Streams) -> Tensor:
+        """[rows, hc, D]."""
+        if isinstance(streams, Tensor):
+            return streams
+        assert streams.mix.fast is not None
+        return streams.mix.fast.expand(streams.out, streams.streams, streams.mix, streams.routed)

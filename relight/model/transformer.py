@@ -17,7 +17,7 @@ from relight.model.attention import Addresses, Attention, addresses
 from relight.model.inputs import Segment
 from relight.model.moe import Moe
 from relight.model.state import LayerState
-from relight.model.streams import Mhc
+from relight.model.streams import Mhc, Streams
 from relight.model.weights import HyperWeights, LayerWeights, ModelWeights
 
 
@@ -39,21 +39,21 @@ class Block:
         self.mhc = Mhc(config, boundary, ops)
 
     def forward(
-        self, streams: Tensor, segment: Segment, where: Addresses, state: LayerState
-    ) -> Tensor:
-        """streams [rows, hc, D] -> the same shape."""
+        self, streams: Streams, segment: Segment, where: Addresses, state: LayerState
+    ) -> Streams:
+        """From streams to streams."""
         w = self.weights
-        mix, x = self.mhc.mix_and_read(
+        whole, mix, x = self.mhc.mix_and_read(
             streams, w.hyper_attention, w.attention_norm, segment, into=w.attention.wq_a
         )
         out = self.attention.forward(x, segment, where, state, mix.finish)
-        streams = self.mhc.spread(out, streams, mix)
+        streams = self.mhc.spread(out, whole, mix, segment)
 
-        mix, x = self.mhc.mix_and_read(
+        whole, mix, x = self.mhc.mix_and_read(
             streams, w.hyper_ffn, w.ffn_norm, segment, into=w.ffn.shared.w1
         )
-        parts = self.moe.forward(x, segment, mix.finish)
-        return self.mhc.spread_sum(*parts, streams, mix)
+        routed, out = self.moe.forward(x, segment, mix.finish)
+        return self.mhc.spread(out, whole, mix, segment, routed)
 
 
 class Transformer:
@@ -80,12 +80,13 @@ class Transformer:
         [rows, D].
         """
         where = addresses(self.config, segment)
-        streams = self.embed(segment.token_ids)
+        streams: Streams = self.embed(segment.token_ids)
         for number, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
             streams = block.forward(streams, segment, where, state)
             if taps is not None and number in self.config.draft.target_layers:
+                streams = self.mhc.whole(streams)
                 taps.append(self.mhc.mean(streams, segment))
-        return self.head(streams[segment.sample_rows], segment)
+        return self.head(self.mhc.whole(streams)[segment.sample_rows], segment)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embedding in every stream [rows, hc, D]."""

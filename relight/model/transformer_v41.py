@@ -23,7 +23,7 @@ from relight.model.moe import Moe
 from relight.model.ngram_table import Values
 from relight.model.ngrams import Ngrams, store_tokens
 from relight.model.state import LayerState
-from relight.model.streams import Mhc
+from relight.model.streams import Mhc, Streams
 from relight.model.weights_v41 import LayerWeightsV41, ModelWeightsV41
 
 
@@ -47,36 +47,36 @@ class BlockV41:
         if weights.engram:
             self.ngrams = Ngrams(config, weights.engram, numerics, boundary, ops)
 
-    def recall(self, streams: Tensor, recalled: Values | None, segment: Segment) -> Tensor:
-        """streams [rows, hc, D] with what the layer's table holds, if it has one."""
+    def recall(self, streams: Streams, recalled: Values | None, segment: Segment) -> Streams:
+        """The streams with what the layer's table holds, if it has one."""
         if self.ngrams is None:
             return streams
         assert recalled is not None
-        return self.ngrams.forward(streams, recalled, segment)
+        return self.ngrams.forward(self.mhc.whole(streams), recalled, segment)
 
     def forward(
         self,
-        streams: Tensor,
+        streams: Streams,
         pre: Tensor,
         segment: Segment,
         where: Addresses,
         state: LayerState,
         shared: Shared,
-    ) -> tuple[Tensor, Tensor]:
-        """streams [rows, hc, D] and how to read them, pre [rows, hc] -> both for the next block."""
+    ) -> tuple[Streams, Tensor]:
+        """Streams and how to read them, pre [rows, hc] -> both for the next block."""
         w = self.weights
-        mix, x = self.mhc.mix_and_read(
+        whole, mix, x = self.mhc.mix_and_read(
             streams, w.hyper_attention, w.attention_norm, segment, pre, w.attention.wq_a
         )
         out = self.attention.share(x, segment, where, state, shared, mix.finish)
-        streams = self.mhc.spread(out, streams, mix)
+        streams = self.mhc.spread(out, whole, mix, segment)
 
         pre = mix.pre
-        mix, x = self.mhc.mix_and_read(
+        whole, mix, x = self.mhc.mix_and_read(
             streams, w.hyper_ffn, w.ffn_norm, segment, pre, w.ffn.shared.w1
         )
-        parts = self.moe.forward(x, segment, mix.finish)
-        return self.mhc.spread_sum(*parts, streams, mix), mix.pre
+        routed, out = self.moe.forward(x, segment, mix.finish)
+        return self.mhc.spread(out, whole, mix, segment, routed), mix.pre
 
     def remember(
         self, streams: Tensor, pre: Tensor, segment: Segment, where: Addresses, state: LayerState
@@ -117,6 +117,7 @@ class TransformerV41:
         """
         where, shared = addresses(self.config, segment), Shared()
         recalled = self.recall(segment, states)
+        streams: Streams
         streams, pre = self.embed(segment.token_ids)
         for number, block in enumerate(self.blocks):
             if number == len(self.encoder) and segment.since is not None:
@@ -124,10 +125,11 @@ class TransformerV41:
                 where = replace(where, window_index=seen)
             streams = block.recall(streams, recalled[number], segment)
             if taps is not None and number in self.config.draft.target_layers:
+                streams = self.mhc.whole(streams)
                 taps.append(self.mhc.mean(streams, segment))
             streams, pre = block.forward(streams, pre, segment, where, states[number], shared)
         rows = segment.sample_rows
-        return self.head(streams[rows], pre[rows], segment)
+        return self.head(self.mhc.whole(streams)[rows], pre[rows], segment)
 
     @torch.inference_mode()
     def encode(self, segment: Segment, states: Sequence[LayerState]) -> None:
@@ -135,13 +137,14 @@ class TransformerV41:
         the decoder, what the encoder keeps. They go no further and have no logits."""
         where, shared = addresses(self.config, segment), Shared()
         recalled = self.recall(segment, states, self.encoder)
+        streams: Streams
         streams, pre = self.embed(segment.token_ids)
         *blocks, last = self.encoder
         for number, block in enumerate(blocks):
             streams = block.recall(streams, recalled[number], segment)
             streams, pre = block.forward(streams, pre, segment, where, states[number], shared)
         streams = last.recall(streams, recalled[-1], segment)
-        last.remember(streams, pre, segment, where, states[len(blocks)])
+        last.remember(self.mhc.whole(streams), pre, segment, where, states[len(blocks)])
 
     def recall(
         self,

@@ -107,14 +107,15 @@ class Block:
         segment: Segment = run.runner.batch.segment(family, [Rows(0, start, tokens)])
         boundary = run.runner.model.boundary
         with watching() as seen, torch.inference_mode():
-            out = run.runner.model.blocks[self.layer].forward(
+            block = run.runner.model.blocks[self.layer]
+            out = block.forward(
                 self.streams[start:stop].to(boundary),
                 segment,
                 addresses(run.config, segment),
                 run.runner.states[self.layer],
             )
         run.runner.lengths[0] = stop
-        return out.cpu().float(), seen
+        return block.mhc.whole(out).cpu().float(), seen
 
 
 def before(golden: dict[str, Tensor], run: Driver, name: str, layer: int, tokens: list[int]) -> Any:

@@ -148,7 +148,7 @@ class Blocks:
                         state,
                         shared,
                     )
-                out.append((after.cpu().float(), seen))
+                out.append((block.mhc.whole(after).cpu().float(), seen))
                 self._share(layer, start, stop, segment, where, shared)
         run.runner.lengths[0] = stop
         return out

@@ -88,7 +88,7 @@ def test_streams_are_mixed_in_passes(
     norm, fast = torch.rand(width), kind(tools)
 
     def mixed(some: slice, pre: Tensor | None = None) -> tuple[Tensor, ...]:
-        mix, x = fast.mix_and_read(
+        _, mix, x = fast.mix_and_read(
             streams[some], *given, pre, norm, iterations=3, eps=EPS, norm_eps=EPS
         )
         return mix.pre, mix.post, mix.comb, x

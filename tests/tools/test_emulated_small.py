@@ -131,12 +131,34 @@ def test_what_experts_gave_is_summed_as_it_is_spread(tools: Toolbox) -> None:
         assert_bits_equal(RowHyper(tools).expand(shared, streams, mix, routed), wanted)
 
 
+@pytest.mark.parametrize(("slots", "width"), [(0, 256), (6, 320)])
+def test_streams_spread_as_they_are_read_have_the_bits_of_those_spread_before(
+    tools: Toolbox, slots: int, width: int
+) -> None:
+    """Also where a slice has parts of two streams."""
+    boundary, fast = boundary_of(tools), RowHyper(tools)
+    streams = randoms(3, 4, width, device=CPU, dtype=boundary)
+    out = torch.randn(3, width).to(boundary)
+    routed = torch.randn(3, slots, width) if slots else None
+    mix = hyper.Mix(torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4, 4))
+    given = (torch.randn(24, 4 * width), torch.rand(24), torch.rand(3), None, torch.rand(width))
+    how = {"iterations": 3, "eps": EPS, "norm_eps": EPS}
+    spread = fast.expand(out, streams, mix, routed)
+    _, wanted, wanted_x = fast.mix_and_read(spread, *given, **how)
+    late = hyper.Unspread(out, routed, streams, mix)
+    whole, found, x = fast.mix_and_read(late, *given, **how)
+    assert_bits_equal(whole, spread)
+    assert_bits_equal(x, wanted_x)
+    for part in ("pre", "post", "comb"):
+        assert_bits_equal(getattr(found, part), getattr(wanted, part))
+
+
 def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) -> None:
     """With given weights of the streams: only the projection has sums of its own."""
     boundary = boundary_of(tools)
     streams, pre = randoms(3, 4, 512, device=CPU, dtype=boundary), torch.rand(3, 4)
     fn, norm = torch.randn(24, 2048), torch.rand(512)
-    _, found = RowHyper(tools).mix_and_read(
+    _, _, found = RowHyper(tools).mix_and_read(
         streams, fn, torch.rand(24), torch.rand(3), pre, norm, iterations=3, eps=EPS, norm_eps=EPS
     )
     wanted = rms_norm(hyper.collapse(streams, pre, boundary), norm, EPS, boundary)

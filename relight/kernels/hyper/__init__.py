@@ -41,6 +41,16 @@ class Mix:
     finish: Callable[[], None] = field(default=nothing, kw_only=True, repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Unspread:
+    """Streams behind a sublayer that are not spread yet, since what reads them can do that."""
+
+    out: Tensor  # [n, D]
+    routed: Tensor | None  # [n, slots, D] float32, to which out is added last
+    streams: Tensor  # [n, hc, D], before the sublayer
+    mix: Mix
+
+
 def mix(
     streams: Tensor,
     fn: Tensor,

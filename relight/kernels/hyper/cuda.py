@@ -33,6 +33,10 @@ def mix_parts(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> 
     return _kernel("mix-parts", "mix_parts", form, block, boundary, outputs)
 
 
+def spread_parts(form: Form, block: Block, boundary: torch.dtype) -> Kernel:
+    return _kernel("spread-parts", "spread_parts", form, block, boundary, HC * (2 + HC))
+
+
 def mix_end(
     form: Form,
     block: Block,
@@ -96,5 +100,5 @@ def kernels(form: Form) -> list[Kernel]:
         if form.bf16:
             given = (form, held, boundary, outputs[0])
             found += [split_weights(*given), mix_end(*given, act_block, PIECES)]
-        found += [make(form, held, boundary) for make in (spread, read_streams)]
+        found += [make(form, held, boundary) for make in (spread, spread_parts, read_streams)]
     return found

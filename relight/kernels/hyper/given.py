@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relight.kernels.codec import DenseWeight, FastLinear
 from relight.kernels.forms import UNIT
-from relight.kernels.hyper import cuda
+from relight.kernels.hyper import Unspread, cuda
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.passes import passes
 from relight.kernels.toolbox import Toolbox
@@ -26,11 +26,14 @@ class GivenHyper(RowHyper):
         super().__init__(tools)
         self._linear = linear
 
-    def _parts(self, streams: Tensor, fn: Tensor) -> Iterator[tuple[slice, Tensor, int]]:
+    def _parts(
+        self, streams: Tensor, fn: Tensor, late: Unspread | None
+    ) -> Iterator[tuple[slice, Tensor, int]]:
+        assert late is None, "given rows are spread at once"
         n, cut = len(streams), fn.shape[1] // cuda.CUTS
         values = self._tools.form.bf16 and streams.dtype == torch.bfloat16
         if len(fn) == cuda.HC or not values or cut % UNIT[16]:
-            yield from super()._parts(streams, fn)
+            yield from super()._parts(streams, fn, None)
         elif n:
             w = self._split(fn, streams.shape[2])
             for part in passes(n, 4 * w.shape[0]):

@@ -44,10 +44,35 @@ D void read_four(const u16* p, float (&v)[4]) {
   v[2] = __uint_as_float(w.y << 16);
   v[3] = __uint_as_float(w.y & 0xFFFF0000u);
 }
+// What a sublayer of experts gave, behind its shared expert's part: ((0 + slot 0) + slot 1) + ... + out, rounded.
+template <int N, class Read> D void add_routed(const float* slot, int slots, float (&out)[N], Read read) {
+  float sum[N] = {}, part[N];
+  _Pragma("unroll 8") for (int j = 0; j < slots; j++) {
+    read(slot + j * WIDTH, part);
+    UNROLL for (int i = 0; i < N; i++) sum[i] = add(sum[i], part[i]);
+  }
+  UNROLL for (int i = 0; i < N; i++) out[i] = rounded(add(sum[i], out[i]));
+}
 D float four_products(const float (&v)[4], const float (&w)[4]) {
   float s = mul(v[0], w[0]);
   UNROLL for (int i = 1; i < 4; i++) s = fmaf(v[i], w[i], s);
   return s;
+}
+
+// Sums of a warp's outputs and of squares, of a slice of which a lane has four values, into `part`.
+D void put_parts(const float (&v)[4], const float (&w)[OWN][4], float* part) {
+  float s[4] = {};
+  UNROLL for (int o = 0; o < OWN; o++) s[o] = four_products(v, w[o]);
+  if (warp_id() == 0) s[OWN] = four_products(v, v);
+  const float sum = four_trees(s);
+  const int output = its_tree() * PART_WARPS + warp_id();
+  if ((lane_id() & 7) == 0) {
+    if (its_tree() < OWN && output < OUTPUTS) part[output] = sum;
+    if (its_tree() == OWN && warp_id() == 0) part[OUTPUTS] = sum;
+  }
+}
+D void read_own(const float* fn, int from, float (&w)[OWN][4]) {
+  UNROLL for (int o = 0; o < OWN; o++) read_four(fn + (i64)min(o * PART_WARPS + warp_id(), OUTPUTS - 1) * INNER + from, w[o]);
 }
 
 // streams [n, HC, WIDTH], fn [OUTPUTS, INNER] -> parts [n, SPLITS, PARTS]: of each slice the outputs, then the sum of squares.
@@ -57,25 +82,49 @@ extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
     mix_parts(const In* streams, const float* __restrict__ fn, float* parts, int n) {
   const int from = blockIdx.x * SLICE + lane_id() * 4;
   float w[OWN][4];
-  UNROLL for (int o = 0; o < OWN; o++) read_four(fn + (i64)min(o * PART_WARPS + warp_id(), OUTPUTS - 1) * INNER + from, w[o]);
+  read_own(fn, from, w);
   wait_for_previous();
   for (int first = blockIdx.y * AT_ONCE; first < n; first += gridDim.y * AT_ONCE) {
     float v[AT_ONCE][4];
     UNROLL for (int i = 0; i < AT_ONCE; i++) read_four(streams + (i64)min(first + i, n - 1) * INNER + from, v[i]);
     UNROLL for (int i = 0; i < AT_ONCE; i++) {
       if (first + i >= n) break;
-      float s[4] = {};
-      UNROLL for (int o = 0; o < OWN; o++) s[o] = four_products(v[i], w[o]);
-      if (warp_id() == 0) s[OWN] = four_products(v[i], v[i]);
-      const float sum = four_trees(s);
-      const int output = its_tree() * PART_WARPS + warp_id();
-      float* part = parts + ((i64)(first + i) * SPLITS + blockIdx.x) * PARTS;
-      if ((lane_id() & 7) == 0) {
-        if (its_tree() < OWN && output < OUTPUTS) part[output] = sum;
-        if (its_tree() == OWN && warp_id() == 0) part[OUTPUTS] = sum;
-      }
+      put_parts(v[i], w, parts + ((i64)(first + i) * SPLITS + blockIdx.x) * PARTS);
     }
   }
+}
+
+D void write_four(float* p, const float (&v)[4]) {
+  *(uint4*)p = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
+}
+D void write_four(u16* p, const float (&v)[4]) {
+  write_pair(p, *(const float(*)[2])v);
+  write_pair(p + 2, *(const float(*)[2])(v + 2));
+}
+// The same of streams that are spread as they are read, as by `spread` below, and come out as y. All warps spread the same slice.
+// Grid: SPLITS, n.
+extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
+    spread_parts(const In* out, const float* routed, int slots, const In* streams, const float* post, const float* comb, Out* y,
+                 const float* __restrict__ fn, float* parts) {
+  const int from = blockIdx.x * SLICE + lane_id() * 4, k = from / WIDTH, at = from % WIDTH;
+  const i64 row = blockIdx.y;
+  float w[OWN][4], o[4], x[HC][4], c[HC], v[4];
+  read_own(fn, from, w);
+  wait_for_previous();
+  read_four(out + row * WIDTH + at, o);
+  UNROLL for (int j = 0; j < HC; j++) {
+    read_four(streams + (row * HC + j) * WIDTH + at, x[j]);
+    c[j] = comb[(row * HC + j) * HC + k];
+  }
+  const float p = post[row * HC + k];
+  if (routed) add_routed(routed + row * slots * WIDTH + at, slots, o, [](const float* from, float(&v)[4]) { read_four(from, v); });
+  UNROLL for (int i = 0; i < 4; i++) {
+    float all[HC];
+    UNROLL for (int j = 0; j < HC; j++) all[j] = mul(c[j], x[j][i]);
+    v[i] = rounded(add(mul(p, o[i]), tree(all)));
+  }
+  if (warp_id() == 0) write_four(y + row * INNER + from, v);
+  put_parts(v, w, parts + (row * SPLITS + blockIdx.x) * PARTS);
 }
 
 // Lane 4 i + j of sixteen holds the logit of stream i to stream j; the others repeat them. Softmax of rows, then rows and columns
@@ -257,10 +306,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, !PIECES ? 0 : PAIRS <
 #endif
 }
 
-// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. With `parts` [n, slots,
-// WIDTH] out is rounded from ((0 + part 0) + part 1) + ... + out. Grid: n, columns by 512, of which a thread has eight.
+// out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. `routed` [n,
+// slots, WIDTH] or null: what is added first. Grid: n, columns by 512, of which a thread has eight.
 extern "C" __global__ void __launch_bounds__(64)
-    spread(const In* out, const float* parts, int slots, const In* streams, const float* post, const float* comb, Out* y) {
+    spread(const In* out, const float* routed, int slots, const In* streams, const float* post, const float* comb, Out* y) {
   const i64 row = blockIdx.x;
   const int at = (blockIdx.y * 64 + threadIdx.x) * 8;
   wait_for_previous();
@@ -268,14 +317,7 @@ extern "C" __global__ void __launch_bounds__(64)
   float o[8], x[HC][8];
   read_eight(out + row * WIDTH + at, o);
   UNROLL for (int j = 0; j < HC; j++) read_eight(streams + (row * HC + j) * WIDTH + at, x[j]);
-  if (parts) {
-    float sum[8] = {}, part[8];
-    _Pragma("unroll 8") for (int j = 0; j < slots; j++) {
-      read_eight(parts + (row * slots + j) * WIDTH + at, part);
-      UNROLL for (int b = 0; b < 8; b++) sum[b] = add(sum[b], part[b]);
-    }
-    UNROLL for (int b = 0; b < 8; b++) o[b] = rounded(add(sum[b], o[b]));
-  }
+  if (routed) add_routed(routed + row * slots * WIDTH + at, slots, o, [](const float* from, float(&v)[8]) { read_eight(from, v); });
   UNROLL for (int k = 0; k < HC; k++) {
     float by[HC], found[8];
     UNROLL for (int j = 0; j < HC; j++) by[j] = comb[(row * HC + j) * HC + k];

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from relight.kernels.block import Block, in_place, rounds
-from relight.kernels.hyper import Mix, cuda
+from relight.kernels.hyper import Mix, Unspread, cuda
 from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.toolbox import Toolbox
 
@@ -42,7 +42,7 @@ class RowHyper:
 
     def mix_and_read(
         self,
-        streams: Tensor,
+        streams: Tensor | Unspread,
         fn: Tensor,
         base: Tensor,
         scale: Tensor,
@@ -54,21 +54,21 @@ class RowHyper:
         norm_eps: float,
         act_block: int = 0,
         late: bool = False,
-    ) -> tuple[Mix, Tensor]:
-        """`hyper.mix` of streams [n, hc, D], and what the sublayer reads [n, D]: the streams by
-        `reading` [n, hc], None for the mix's own `pre`, normed by `norm` [D]; handed over to
-        products that round their input in blocks of `act_block`, if that is any. `late`: the mix is
-        not finished, which takes as long again and is needed last."""
-        n, hc, _ = streams.shape
+    ) -> tuple[Tensor, Mix, Tensor]:
+        """The streams [n, hc, D], their `hyper.mix`, and what the sublayer reads [n, D]: the
+        streams by `reading` [n, hc], None for the mix's own `pre`, normed by `norm` [D]; handed
+        over to products that round their input in blocks of `act_block`, if that is any. `late`:
+        the mix is not finished, which takes as long again and is needed last."""
+        n, hc, _ = (streams.streams if isinstance(streams, Unspread) else streams).shape
         shapes = ((n, hc), (n, hc), (n, hc, hc))
         outputs = tuple(base.new_empty(shape) for shape in shapes)
         finish = partial(self._balance, outputs[2], eps, iterations)
         given = (streams, fn, base, scale, reading, norm, (eps, norm_eps))
-        x = self._read(*given, outputs, act_block=act_block)
+        whole, x = self._read(*given, outputs, act_block=act_block)
         if late:
-            return Mix(*outputs, fast=self, finish=finish), x
+            return whole, Mix(*outputs, fast=self, finish=finish), x
         finish()
-        return Mix(*outputs, fast=self), x
+        return whole, Mix(*outputs, fast=self), x
 
     def _balance(self, comb: Tensor, eps: float, iterations: int) -> None:
         if count := comb.numel():
@@ -91,7 +91,7 @@ class RowHyper:
         nothing, plain = (None, None, None), streams.new_empty((len(streams), streams.shape[2]))
         epsilons = (eps, norm_eps)
         given = (streams, fn, base, scale, None, norm, epsilons, nothing)
-        return plain, self._read(*given, plain)
+        return plain, self._read(*given, plain)[1]
 
     def read(
         self, streams: Tensor, reading: Tensor, norm: Tensor, norm_eps: float
@@ -128,7 +128,7 @@ class RowHyper:
 
     def _read(
         self,
-        streams: Tensor,
+        streams: Tensor | Unspread,
         fn: Tensor,
         base: Tensor,
         scale: Tensor,
@@ -138,13 +138,17 @@ class RowHyper:
         outputs: tuple[Tensor | None, ...],
         plain: Tensor | None = None,
         act_block: int = 0,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """The streams, and x."""
+        late = streams if isinstance(streams, Unspread) else None
+        if isinstance(streams, Unspread):
+            streams = torch.empty_like(streams.streams)
         n, _, width = streams.shape
         x = streams.new_empty((n, width))
         held = self._held(width)
         act_block = act_block if rounds(width, held.threads) else 0
         handed = self._tools.hand_over(x, act_block) if act_block else (None, None)
-        for part, parts, pieces in self._parts(streams, fn):
+        for part, parts, pieces in self._parts(streams, fn, late):
             end = cuda.mix_end(self._tools.form, held, streams.dtype, len(base), act_block, pieces)
             last = self._tools.load(end, held.threads + 32)
             read = (streams[part], _part(reading, part), norm)
@@ -153,23 +157,40 @@ class RowHyper:
             also = (_part(one, part) for one in (plain, *handed))
             rows = part.stop - part.start
             last((rows, 1), *given, *made, x[part], *also)
-        return x
+        return streams, x
 
-    def _parts(self, streams: Tensor, fn: Tensor) -> Iterator[tuple[slice, Tensor, int]]:
+    def _parts(
+        self, streams: Tensor, fn: Tensor, late: Unspread | None
+    ) -> Iterator[tuple[slice, Tensor, int]]:
         """Of some rows what their projection is the sum of, and of how many pieces weights are: 0
-        where slices were summed."""
+        where slices were summed. `late`: what streams are filled from before."""
         n, hc, width = streams.shape
         splits = hc * width // cuda.SLICE
         nbytes = 4 * splits * cuda.PARTS
         parts = fn.new_empty((rows_of_a_pass(n, nbytes), splits, cuda.PARTS))
-        first = self._tools.load(
-            cuda.mix_parts(self._tools.form, self._held(width), streams.dtype, len(fn)), 256
-        )
         for part in passes(n, nbytes):
-            rows = part.stop - part.start
-            grid = (splits, -(-rows // (MANY_ROWS if rows > MANY else ROWS)))
-            first(grid, streams[part], fn, parts, rows)
+            if late:
+                self._spread_parts(late, part, streams[part], fn, parts)
+            else:
+                self._mix_parts(streams[part], fn, parts)
             yield part, parts, 0
+
+    def _mix_parts(self, streams: Tensor, fn: Tensor, parts: Tensor) -> None:
+        rows, hc, width = streams.shape
+        kernel = cuda.mix_parts(self._tools.form, self._held(width), streams.dtype, len(fn))
+        grid = (hc * width // cuda.SLICE, -(-rows // (MANY_ROWS if rows > MANY else ROWS)))
+        self._tools.load(kernel, 256)(grid, streams, fn, parts, rows)
+
+    def _spread_parts(
+        self, late: Unspread, part: slice, whole: Tensor, fn: Tensor, parts: Tensor
+    ) -> None:
+        rows, hc, width = whole.shape
+        kernel = cuda.spread_parts(self._tools.form, self._held(width), whole.dtype)
+        launch = self._tools.load(kernel, 256)
+        slots = 0 if late.routed is None else late.routed.shape[1]
+        what = (late.out[part], _part(late.routed, part), slots, late.streams[part])
+        by = (late.mix.post[part], late.mix.comb[part])
+        launch((hc * width // cuda.SLICE, rows), *what, *by, whole, fn, parts)
 
     def expand(self, out: Tensor, streams: Tensor, mix: Mix, parts: Tensor | None = None) -> Tensor:
         """`hyper.expand`: out [n, D] over streams [n, hc, D]; with parts [n, slots, D] float32,
