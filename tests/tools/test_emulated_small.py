@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from torch import Tensor
 
 from relight.base.formats import (
     RowFormat,
@@ -151,6 +152,31 @@ def test_streams_spread_as_they_are_read_have_the_bits_of_those_spread_before(
     assert_bits_equal(x, wanted_x)
     for part in ("pre", "post", "comb"):
         assert_bits_equal(getattr(found, part), getattr(wanted, part))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_streams_of_any_few_rows_have_the_bits_of_those_among_others(
+    tools: Toolbox, late: bool
+) -> None:
+    """Rows that are no whole share of a block among them."""
+    boundary, fast, width = boundary_of(tools), RowHyper(tools), 256
+    streams = randoms(9, 4, width, device=CPU, dtype=boundary)
+    out, routed = torch.randn(9, width).to(boundary), torch.randn(9, 6, width)
+    mix = (torch.rand(9, 4), torch.rand(9, 4), torch.rand(9, 4, 4))
+    given = (torch.randn(24, 4 * width), torch.rand(24), torch.rand(3), None, torch.rand(width))
+
+    def run(rows: int) -> tuple[Tensor, ...]:
+        own = hyper.Unspread(
+            out[:rows], routed[:rows], streams[:rows], hyper.Mix(*(one[:rows] for one in mix))
+        )
+        read = own if late else fast.expand(own.out, own.streams, own.mix, own.routed)
+        whole, found, x = fast.mix_and_read(read, *given, iterations=3, eps=EPS, norm_eps=EPS)
+        return whole, x, found.pre, found.post, found.comb
+
+    wanted = run(9)
+    for rows in range(1, 9):
+        for one, of_all in zip(run(rows), wanted, strict=True):
+            assert_bits_equal(one, of_all[:rows], f"{rows} rows")
 
 
 def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) -> None:
