@@ -47,24 +47,6 @@ def test_results_of_attention_turned_back(device_tools: Toolbox, rows: int) -> N
     assert_bits_equal(fast.attend(q, given, sink, 512**-0.5, back), back.apart(plain))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 6, 8, 9])
-def test_tokens_rounded_in_a_product(device_tools: Toolbox, rows: int) -> None:
-    """As codes and scales by a launch of its own; with a block of zeros, a tiny row, and rows that
-    are not finite."""
-    bf16 = torch.bfloat16
-    if not device_tools.form.bf16:
-        pytest.skip("tokens are float32 here")
-    fast, w = StepLinear(device_tools), fp8_weight(WIDTH, 8192, DEVICE)
-    x = tokens(16, 8192, DEVICE, bf16)
-    x[1, 128:256], x[2] = 0.0, x[2] * 1e-9
-    x[3, 5], x[4, 700] = float("nan"), float("inf")
-    x = x[:rows]
-    found, wanted = fast.linear(x, w, bf16), fast.multiply(*device_tools.quantise(x), w, bf16)
-    healthy = wanted.isfinite().all(1)
-    assert_bits_equal(found[healthy], wanted[healthy])
-    assert bool(found[~healthy].isnan().all())
-
-
 @pytest.mark.parametrize("rows", [1, 6, 40])
 def test_chosen_entries_as_places(device_tools: Toolbox, rows: int) -> None:
     count, k = 2100, 512
