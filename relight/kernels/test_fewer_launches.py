@@ -13,12 +13,10 @@ from relight.kernels.hyper import Mix, Unspread
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked
 from relight.kernels.index.rows import RowIndex
-from relight.kernels.linear.step import StepLinear
 from relight.kernels.quant import fp4_grid
 from relight.kernels.rope import frequencies
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.trials import fp8_weight, tokens
 from relight.kernels.trials_small import EPS, randoms
 from relight.kernels.trials_sparse import filled, listed
 from relight.kernels.vectors import RowVectors
