@@ -21,6 +21,7 @@ from relight.cache.layout import PAGE_TOKENS, layout
 from relight.cache.prefix import GIVEN, MADE
 from relight.engine import sequence
 from relight.engine.assemble import assemble, choose_numerics
+from relight.engine.fast import chosen_kernels, give_kernels
 from relight.engine.plan import Draw, StepPlan
 from relight.engine.runner import Runner
 from relight.engine.sampler import Sampled, draw_tokens
@@ -281,9 +282,11 @@ class ByHand:
         model = open_model(checkpoint)
         where = torch.device(device)
         self.width = width
+        # By the kernels that the engine takes there: they are functions of their own.
+        weights, _, _ = give_kernels(chosen_kernels("auto", where), load(model, where), where)
         self.driver = Driver(
             model.config,
-            load(model, where),
+            weights,
             choose_numerics("auto", where),
             num_slots=1,
             context=context,
