@@ -54,7 +54,7 @@ test-gpu: setup ## the tests marked gpu, on this machine's accelerator
 gpu: setup ## all that needs a GPU, in one call of seven minutes, into OUT=docs/gpu
 	$(BIN)/python -m tools.gpu --out $(OUT) $(ARGS)
 
-run: setup ## serve ember-v4, the small model inside the package, on 127.0.0.1:8000
+run: setup ## serve ember, the small model inside the package, on 127.0.0.1:8000
 	$(BIN)/relight serve $(ARGS)
 
 docs: setup ## write the documents that are generated from code

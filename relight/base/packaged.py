@@ -11,12 +11,17 @@ from relight.base.errors import BadCheckpoint
 from relight.base.files import read_regular
 from relight.base.headers import fault
 
+EMBER = "ember"
 EMBER_V4 = "ember-v4"
-DEFAULT_MODEL = EMBER_V4
+DEFAULT_MODEL = EMBER
 """What is served, asked and measured where none is named."""
 
 MANIFEST = "hashes.json"
 PACKAGED: dict[str, tuple[Path, str]] = {
+    EMBER: (
+        Path(__file__).parents[1] / "ember" / "v41",
+        "d742a0116af14bade847370cf3f010f6a9470f6b44e70475106d32899bb8cbcd",
+    ),
     EMBER_V4: (
         Path(__file__).parents[1] / "ember" / "v4",
         "d0788c2e3aed657955ec96d534ed337c6d847432237c61846723b107fba100e2",

@@ -48,7 +48,7 @@ def evaluate(
 ) -> None:
     """Measure a model on held-out instances of ember's tasks: code 1 if a score is below its bar.
 
-    Example: `relight eval ember-v4 --tasks "arithmetic, key 1K" --instances 100`
+    Example: `relight eval ember --tasks "arithmetic, key 1K" --instances 100`
     """
     from relight.base.config import read_config
     from relight.base.packaged import model_folder
