@@ -213,11 +213,14 @@ class Trainer:
             if now - last_save > CHECKPOINT_S:
                 self.save()
                 last_save = now
+        if not_finite(self.parameters) and self._file().exists():
+            self.resume(self._file())  # what came since the last line of the log is lost
         self.save()
 
     def _step_back(self, batch: Batch, progress: float) -> None:
         """To the last checkpoint, at half the rate: the run has one chance only. A second time in
         a row without a compiler, and a third time not at all: what fails at once fails always."""
+        mode = self._mode(progress)  # before the step goes back, whose parity it has
         self.setbacks += 1
         self.scale *= 0.5
         spent_s = self.spent_s
@@ -232,7 +235,7 @@ class Trainer:
             self.optimiser = Optimiser(self.parameters)
         self._replayed.reset()
         self.spent_s = spent_s
-        faults = self._faults(batch, self._mode(progress))
+        faults = self._faults(batch, mode)
         if self.setbacks > 2:
             raise RuntimeError(f"the loss is not finite from sound parameters on: {faults}")
         if self.setbacks == 2:
