@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.about import about
-from tools.gpu_stages import MINUTES, STAGES, Found, Job, Stage
+from tools.gpu_stages import BEFORE, MINUTES, STAGES, Found, Job, Stage
 
 ROOT = Path(__file__).parents[1]
 LEAST_S = 10.0
@@ -42,6 +42,8 @@ ROOM_BYTES = 32 * 2**30
 LOG_BYTES = 20_000
 """Of the end of what a stage printed: kept with its result."""
 TIMED_OUT = 124
+END_S = 5.0
+"""For a stage that is asked to end what it has begun."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,13 @@ class Call:
         for stage in stages:
             limit_s = min(self.end_s - self.clock(), stage.seconds + saved_s)
             file = self.out / f"{stage.name}.json"
-            file.unlink(missing_ok=True)  # what an earlier call found is not what this one did
             if limit_s < LEAST_S:
+                file.unlink(missing_ok=True)
                 line: Found = {"stage": stage.name, "good": False, "words": "no time was left"}
             else:
                 with tempfile.TemporaryDirectory(dir=scratch_place()) as scratch:
+                    if file.exists():  # what an earlier call found is not what this one did
+                        shutil.move(file, Path(scratch) / BEFORE)
                     job = Job(
                         file,
                         Path(scratch),
@@ -170,8 +174,12 @@ def call(command: Sequence[str], job: Job, environment: dict[str, str]) -> tuple
         finally:
             if process.poll() is None:
                 # What it has started, as workers of pytest, would keep the device and its memory.
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
     return code, log.read_text(errors="replace")
 
 

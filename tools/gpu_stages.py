@@ -45,9 +45,15 @@ def _minutes(job: Job) -> str:
     return str((job.seconds - 12) / 60)
 
 
+BEFORE = "before.json"
+"""In a stage's scratch folder: what an earlier call wrote, if it did."""
+
+
 def _tests(job: Job) -> Sequence[str]:
+    before = job.scratch / BEFORE
+    known = ("--known", str(before)) if before.exists() else ()
     return ("-m", "tools.gpu_tests", "--out", str(job.file), "--device", job.device,
-            "--workers", "10", "--minutes", _minutes(job))  # fmt: skip
+            "--workers", "10", "--minutes", _minutes(job), *known)  # fmt: skip
 
 
 def _step_kernels(job: Job) -> Sequence[str]:
@@ -171,7 +177,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 STAGES = (
     Stage("step_kernels", 40, _step_kernels, judge_step_kernels),  # took 26 s of an H200
     Stage("step", 75, _step, judge_step),  # 50
-    Stage("answers", 115, _real, judge_arms),  # 140, most of it to write 16 GB to a disk
+    Stage(
+        "answers", 115, _real, judge_arms
+    ),  # 119 where scratch is in memory, 140 on a disk; most of it to write 16 GB to a disk
     Stage("tests", 190, _tests, judge_tests, "tests", ONE_THREAD),
     Stage("sm70", 62, _sm70, judge_sm70, "checks"),
     Stage("audit", 128, _audit, judge_audit, "checks"),

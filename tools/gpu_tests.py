@@ -9,9 +9,11 @@ Outcomes are written as they come (`gpu_report`), so that a run which is cut sho
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,12 +34,22 @@ def main() -> None:
     parser.add_argument("--paths", default=PATHS)
     parser.add_argument("--known", type=Path, default=KNOWN, help="such a file of an earlier run")
     args = parser.parse_args()
+    # So that `run` ends what it has begun, where it is itself asked to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TIMED_OUT))
+    with tempfile.TemporaryDirectory() as scratch:
+        known = Path(scratch) / "known.json"  # OUT may be the same file
+        if args.known.exists():
+            shutil.copy(args.known, known)
+        sys.exit(_tests(args, known))
+
+
+def _tests(args: argparse.Namespace, known: Path) -> int:
     args.out.write_text(json.dumps(about(args.device), indent=1) + "\n")
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=15"]
     command += ["-p", "no:cacheprovider", f"--device={args.device}", "-n", str(args.workers)]
     command += ["--dist", "worksteal", "-p", "tools.gpu_report", f"--report={args.out}"]
-    command += [f"--known={args.known}", *args.paths.split()]
-    sys.exit(run(command, 60 * args.minutes))
+    command += [f"--known={known}", *args.paths.split()]
+    return run(command, 60 * args.minutes)
 
 
 def run(command: Sequence[str], seconds: float) -> int:

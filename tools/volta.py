@@ -90,7 +90,8 @@ def gather(args: argparse.Namespace) -> Found:
         volta = made(args)
         result["kernels"] = len(list(build_all([(volta, kernel) for kernel in kernels(ARCH)])))
     except NoNvrtc as problem:
-        result["missing" if args.ptx else "skipped"] = problem.message
+        given = args.ptx or args.nvrtc
+        result["missing" if given else "skipped"] = problem.message
         write()
         return result
     result["build_s"] = round(time.monotonic() - begun_s, 1)
@@ -139,7 +140,7 @@ def tried(some: Iterable[Trial], own: Mapping[Key, Trial]) -> Iterator[Found]:
 
     for trial in some:
         (line,) = checked([trial], ARCH)
-        if beside := own.get(_key(trial)):
+        if "failed" not in line and (beside := own.get(_key(trial))):
             (found,) = checked([beside], "native")
             line["native"] = {name: found[name] for name in OUTCOME if name in found}
         yield line
@@ -150,7 +151,8 @@ def _key(trial: Trial) -> Key:
 
 
 def is_good(found: Found) -> bool:
-    """Also where nothing could be tried, but for PTX that was given and is not all there."""
+    """Also where nothing could be tried, but for PTX or an NVRTC that was given and is not all
+    there."""
     if "skipped" in found:
         return True
     checks = found.get("checks", [])

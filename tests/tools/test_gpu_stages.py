@@ -406,15 +406,15 @@ def test_each_trial_of_the_form_for_volta_is_beside_the_devices_own() -> None:
     assert second["failed"] == "RuntimeError: an illegal address"
 
 
-def test_what_no_nvrtc_can_compile_is_told_and_no_fault(tmp_path: Path, monkeypatch) -> None:
+def test_an_nvrtc_that_was_given_and_is_not_there_is_a_fault(tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "sm70.json"
     given = ["volta", "--out", str(out), "--device", "cpu", "--nvrtc", str(tmp_path)]
     monkeypatch.setattr("sys.argv", given)
     with pytest.raises(SystemExit) as ended:
         volta.main()
-    assert ended.value.code == 0
+    assert ended.value.code == 1
     found = json.loads(out.read_text())
-    assert "has no libnvrtc.so" in found["skipped"]
+    assert "has no libnvrtc.so" in found["missing"]
     assert found["device"] == "cpu"
 
 
