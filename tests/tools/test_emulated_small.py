@@ -87,7 +87,7 @@ def test_given_streams_are_projected_exactly(tools: Toolbox) -> None:
     streams[:, 2:] = streams[:, :2]
     fn = torch.randn(24, 1024)
     fn[:, 512:] = -fn[:, :512] + 2.0**-20 * torch.randn(24, 512)
-    ((_, parts, pieces),) = given_hyper(tools)._parts(streams, fn)
+    ((_, parts, pieces),) = given_hyper(tools)._parts(streams, fn, None)
     found = parts[:, :, : pieces * 24].unflatten(2, (pieces, 24)).double().sum((1, 2))
     wanted = streams.flatten(1).double() @ fn.double().T
     assert (found - wanted).norm() <= 0.1 * wanted.norm()

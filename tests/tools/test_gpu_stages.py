@@ -366,7 +366,7 @@ PROGRAMS = {
 def test_programs_beside_each_other_keep_what_they_told() -> None:
     told: list[tuple[str, Found]] = []
     commands = {name: [sys.executable, "-c", code] for name, code in PROGRAMS.items()}
-    found = run_all(commands, lambda *one: told.append(one), seconds=6.0, workers=3)
+    found = run_all(commands, lambda *one: told.append(one), seconds=15.0, workers=3)
     assert sorted(told) == [("bad", {"n": 1}), ("endless", {"n": 1}), ("good", {"n": 1})]
     assert found == {
         "bad": ["ended with 3", "said"],
