@@ -85,9 +85,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for name in SELECTS:
         whole = getattr(index, name)
 
-        def select(*args: Any, name: str = name, whole: Any = whole) -> Any:
+        def select(*args: Any, placed: bool, name: str = name, whole: Any = whole) -> Any:
             counts[name] += 1
-            return whole(*args)
+            return whole(*args, placed=placed)
 
         monkeypatch.setattr(index, name, select)
     return counts
