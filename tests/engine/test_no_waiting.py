@@ -212,7 +212,13 @@ def test_what_goes_on_around_kernels_needs_no_value_either(
         for plan in different(plans):
             runner.launch(plan)
     assert not assignments.waiting
-    assert tools.launched >= {"copy_rows", "index_topk", "attend_values", "attend_groups", "balance"}
+    assert tools.launched >= {
+        "copy_rows",
+        "index_topk",
+        "attend_values",
+        "attend_groups",
+        "balance",
+    }
     assert not uploads.waiting
 
 
