@@ -127,12 +127,10 @@ def test_the_rest_is_a_launch_each_and_a_draw_three(tools) -> None:
     logits, gate = some(2, 256, dtype=F32), some(2, 2048)
     given = {"bias": some(256, dtype=F32), "table": None, "token_ids": None}
     RowRoute(tools).route(logits, 6, 1.5, **given)
-    shared = RowShared(tools)
-    shared.swiglu(gate, gate, 10.0)
-    shared.add(gate.float(), gate)
+    RowShared(tools).swiglu(gate, gate, 10.0)
     row, ones = torch.zeros(2, dtype=I64), torch.ones(2)
     StepSample(tools).draw(logits, SampleParams(ones, ones, row, ones, row, row, row))
-    entries = ["route", "gated", "joined", "largest_parts", "drawn_parts", "choose"]
+    entries = ["route", "gated", "largest_parts", "drawn_parts", "choose"]
     assert [entry for entry, _, _ in tools.launched] == entries
 
 
@@ -200,7 +198,7 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
         streams, *weights, empty(4096, **f32), iterations=20, eps=1e-6, norm_eps=1e-6
     )
     RowHyper(tools).expand(x, streams, mix)
-    RowShared(tools).add(empty(n, 4096, **f32), x)
+    RowShared(tools).swiglu(x, x, 10.0)
     RowVectors(tools).queries(empty(n, 64, 512, **bf16), 1e-6, one, empty(32, **f32))
     raw = empty(n, 1024, **f32)
     RowCompress(tools).put_raw(

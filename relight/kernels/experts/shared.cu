@@ -1,8 +1,8 @@
-// Around the shared expert's products: the gate, and the sum with what the routed experts gave.
+// Between the shared expert's products: the gate.
 #include "round.cuh"
 
 // gate, up [n, width], width even -> y = silu(min(gate, limit)) * clamp(up, +-limit), with ROUNDS rounded, too, where width is a
-// multiple of it. Grid: n, columns by 512; below, too.
+// multiple of it. Grid: n, columns by 512.
 extern "C" __global__ void __launch_bounds__(256)
     gated(const In* gate, const In* up, Out* y, int width, float limit, u8* codes, float* scales) {
   const int column = (blockIdx.y * 256 + threadIdx.x) * 2;
@@ -23,17 +23,4 @@ extern "C" __global__ void __launch_bounds__(256)
   if (ROUNDS > 32) __syncthreads();
   if (mine) put_rounded(found, sizes, at, codes, scales);
 #endif
-}
-
-// routed [n, width] float32, shared [n, width] -> y = routed + shared.
-extern "C" __global__ void __launch_bounds__(256) joined(const float* routed, const In* shared, Out* y, int width) {
-  const int column = (blockIdx.y * 256 + threadIdx.x) * 2;
-  const i64 at = (i64)blockIdx.x * width + column;
-  wait_for_previous();
-  if (column >= width) return;
-  float r[2], s[2];
-  read_pair(routed + at, r);
-  read_pair(shared + at, s);
-  UNROLL for (int b = 0; b < 2; b++) s[b] = add(r[b], s[b]);
-  write_pair(y + at, s);
 }

@@ -1,4 +1,4 @@
-"""What goes on around the products of the shared expert, launched on a CUDA device. Knows no
+"""What goes on between the products of the shared expert, launched on a CUDA device. Knows no
 router."""
 
 import torch
@@ -15,7 +15,7 @@ SOURCE = "experts/shared.cu"
 THREADS = 256
 
 
-def kernel(form: Form, entry: str, boundary: torch.dtype, act_block: int = 0) -> Kernel:
+def kernel(form: Form, boundary: torch.dtype, act_block: int = 0) -> Kernel:
     """`act_block`: what comes out is also rounded for products that take so many values by a
     scale."""
     bf16 = int(boundary == torch.bfloat16)
@@ -25,18 +25,18 @@ def kernel(form: Form, entry: str, boundary: torch.dtype, act_block: int = 0) ->
         ("OUT_BF16", bf16),
         ("ROUNDS", act_block),
     )
-    name = f"shared expert {entry} {short(boundary)}{rounded_by(act_block)}"
-    return Kernel(name, SOURCE, entry, macros)
+    name = f"shared expert gated {short(boundary)}{rounded_by(act_block)}"
+    return Kernel(name, SOURCE, "gated", macros)
 
 
 def kernels(form: Form) -> list[Kernel]:
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    rounded = [kernel(form, "gated", boundary, block) for block in ACT_BLOCKS]
-    return [*rounded, *(kernel(form, entry, boundary) for entry in ("gated", "joined"))]
+    rounded = [kernel(form, boundary, block) for block in ACT_BLOCKS]
+    return [*rounded, kernel(form, boundary)]
 
 
 class RowShared:
-    """`swiglu` without a weight, and the sum behind it, for either family."""
+    """`swiglu` without a weight, for either family."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -51,21 +51,8 @@ class RowShared:
         y, width = torch.empty_like(gate), gate.shape[1]
         act_block = act_block if rounds(width, THREADS) else 0
         handed = self._tools.hand_over(y, act_block) if act_block else (None, None)
-        self._run("gated", gate, up, y, width, float(limit), *handed, act_block=act_block)
+        if len(gate):
+            launch = self._tools.load(kernel(self._tools.form, y.dtype, act_block), THREADS)
+            grid = (len(gate), -(-width // (2 * THREADS)))
+            launch(grid, gate, up, y, width, float(limit), *handed)
         return y
-
-    def add(self, routed: Tensor, shared: Tensor) -> Tensor:
-        """routed [n, D] float32 and shared [n, D] -> their sum in the dtype of shared."""
-        y = torch.empty_like(shared)
-        self._run("joined", routed, shared, y, shared.shape[1])
-        return y
-
-    def _run(
-        self, entry: str, x: Tensor, *rest: Tensor | int | float | None, act_block: int = 0
-    ) -> None:
-        y, (rows, width) = rest[1], x.shape
-        assert isinstance(y, Tensor)
-        if rows:
-            made = kernel(self._tools.form, entry, y.dtype, act_block)
-            launch = self._tools.load(made, THREADS)
-            launch((rows, -(-width // (2 * THREADS))), x, *rest)
