@@ -23,16 +23,8 @@ D u64 group_rows(const void* p) {
 // The same turned about: 16 rows are K, each with 64 of the other side in 128 bytes; the next 64 are so many bytes away.
 D u64 group_columns(const void* p, int apart) { return group_rows(p) & ~(0x3FFFull << 16) | (u64)(apart >> 4) << 16; }
 
-// What threads of a block wrote is there for the matrix unit; before they meet. GROUP_FENCE 0 leaves it out: what it costs, for
-// timing alone.
-#ifndef GROUP_FENCE
-#define GROUP_FENCE 1
-#endif
-D void group_wrote() {
-#if GROUP_FENCE
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
+// What threads of a block wrote is there for the matrix unit; before they meet.
+D void group_wrote() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 D void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // All that was sent before the last has ended.
 D void group_wait_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
