@@ -3,6 +3,7 @@ and with the models' own drafts."""
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from relight.text.tokenizer import Tokenizer
 from tests.engine.real import words, write_checkpoint
 from tests.model.harness import GOLDEN, Driver
 
-CPU = torch.device("cpu")
 VOCAB = 320
 State = dict[str, Tensor]
 
@@ -135,7 +135,8 @@ class Scripted:
             guesses.append(
                 [t if self.is_right(position + i) else (t + 1) % VOCAB for i, t in enumerate(row)]
             )
-        return torch.tensor(guesses), torch.ones(len(guesses), self.depth)
+        sure = torch.ones(len(guesses), self.depth, device=slots.device)
+        return torch.tensor(guesses, device=slots.device), sure
 
 
 class Run:
@@ -144,6 +145,7 @@ class Run:
     def __init__(
         self,
         checkpoint: Path,
+        device: str,
         script: Scripted | None = None,
         texts: dict[str, list[int]] | None = None,
         *,
@@ -151,11 +153,17 @@ class Run:
         requests: Sequence[Request] = REQUESTS,
         **more: object,
     ) -> None:
-        spec = layout(open_model(checkpoint).config, choose_numerics("auto", CPU))
-        options = {"overlap": "off", "max_step_tokens": 100, "num_slots": 4, **more}
+        spec = layout(open_model(checkpoint).config, choose_numerics("auto", torch.device(device)))
+        options = {
+            "overlap": "off",
+            "graphs": "off",
+            "max_step_tokens": 100,
+            "num_slots": 4,
+            **more,
+        }
         settings = Settings(
             model=str(checkpoint),
-            device="cpu",
+            device=device,
             max_context=384,
             cache_bytes=13 * max(1, spec.page.bytes),
             step_target=0,
@@ -211,23 +219,37 @@ PATTERNS: dict[str, Callable[[int], bool]] = {
 }
 
 
-Plain = tuple[Path, Run]
-"""A checkpoint, and what came of it without guesses."""
+@dataclass(frozen=True)
+class Plain:
+    """A checkpoint on a device, and what came of it without guesses."""
+
+    checkpoint: Path
+    device: str
+    wanted: Run
+
+    def run(self, script: Scripted | None = None, **more: Any) -> Run:
+        return Run(self.checkpoint, self.device, script, self.wanted.texts, **more)
+
+
+def plain_run(name: str, device: str, folders: pytest.TempPathFactory) -> Plain:
+    checkpoint = write_checkpoint(folders.mktemp(name), name)
+    return Plain(checkpoint, device, Run(checkpoint, device))
 
 
 @pytest.fixture(scope="module", params=["v4", "v41"])
-def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
-    checkpoint = write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
-    return checkpoint, Run(checkpoint)
+def plain(
+    request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory
+) -> Plain:
+    return plain_run(request.param, device, tmp_path_factory)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_no_pattern_of_guesses_changes_texts_or_state(plain: Plain, pattern: str) -> None:
     """Tokens, ends, log probabilities, and every byte that a later row reads."""
-    checkpoint, wanted = plain
+    wanted = plain.wanted
     for depth in {"none": [15], "all": [4, 15], "alternating": [7], "random": [11]}[pattern]:
-        found = Run(checkpoint, Scripted(depth, PATTERNS[pattern]), wanted.texts)
+        found = plain.run(Scripted(depth, PATTERNS[pattern]))
         found.assert_equals(wanted)
         assert found.scheduler.speculation is not None
         tally = found.scheduler.speculation.tally
@@ -239,23 +261,20 @@ def test_no_pattern_of_guesses_changes_texts_or_state(plain: Plain, pattern: str
 
 def test_no_pattern_of_guesses_changes_texts_where_steps_overlap(plain: Plain) -> None:
     """And where pages are scarce, so that requests give way."""
-    checkpoint, wanted = plain
     script = Scripted(6, PATTERNS["random"])
-    found = Run(
-        checkpoint, script, wanted.texts, look=False, overlap="on", admit_output=1, num_slots=6
-    )
-    assert found.texts == wanted.texts
-    assert found.scores == wanted.scores
+    found = plain.run(script, look=False, overlap="on", admit_output=1, num_slots=6)
+    assert found.texts == plain.wanted.texts
+    assert found.scores == plain.wanted.scores
 
 
 @pytest.mark.slow
 def test_no_pattern_of_guesses_changes_what_a_grammar_lets_through(plain: Plain) -> None:
     """Before it begins and inside of it."""
-    checkpoint, _ = plain
-    wanted = Run(checkpoint, requests=FORMS)
+    forms = replace(plain, wanted=plain.run(requests=FORMS))
+    wanted = forms.wanted
     for pattern in ("all", "random"):
         script = Scripted(5, PATTERNS[pattern])
-        found = Run(checkpoint, script, wanted.texts, requests=FORMS)
+        found = forms.run(script, requests=FORMS)
         found.assert_equals(wanted)
         assert found.scheduler.speculation is not None
         assert sum(found.scheduler.speculation.tally.accepted) > 0
@@ -263,20 +282,22 @@ def test_no_pattern_of_guesses_changes_what_a_grammar_lets_through(plain: Plain)
 
 
 @pytest.fixture(scope="module", params=["v4_dspark", "v41"])
-def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plain:
-    checkpoint = write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
-    return checkpoint, Run(checkpoint)
+def drafted(
+    request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory
+) -> Plain:
+    return plain_run(request.param, device, tmp_path_factory)
 
 
 @pytest.mark.slow
 def test_no_draft_changes_texts_or_state(drafted: Plain) -> None:
     """With the checkpoint's own draft, at its trained length, a shorter and a longer one; what the
     draft itself remembers is equal, too."""
-    checkpoint, wanted = drafted
+    wanted = drafted.wanted
     first = None
     for depth, threshold, chunk in ((5, 0.0, 100), (0, 0.5, 33), (15, 0.0, 200)):
-        options = {"spec_k": depth, "spec_threshold": threshold, "max_step_tokens": chunk}
-        found = Run(checkpoint, spec="dspark", **options)
+        found = drafted.run(
+            spec="dspark", spec_k=depth, spec_threshold=threshold, max_step_tokens=chunk
+        )
         found.assert_equals(wanted)
         first = first or found
         found.assert_equals(first)
@@ -293,7 +314,8 @@ def test_no_draft_changes_texts_or_state(drafted: Plain) -> None:
         assert isinstance(found.runner.proposer, DraftProposer)
         block = found.runner.proposer._draft.config.draft.block_size
         assert block == max(depth, 5), "one block, never a second"
-        print(f"{checkpoint.name} k {depth}: drafted {tally.drafted}, accepted {tally.accepted}")
+        name = drafted.checkpoint.name
+        print(f"{name} k {depth}: drafted {tally.drafted}, accepted {tally.accepted}")
 
 
 def test_without_speculation_no_tensor_of_a_draft_is_read(
@@ -307,14 +329,13 @@ def test_without_speculation_no_tensor_of_a_draft_is_read(
         do(job, *rest)
 
     monkeypatch.setattr(source, "_do", watched)
-    checkpoint, _ = drafted
-    run = Run(checkpoint, look=False, requests=REQUESTS[:1])
+    run = drafted.run(look=False, requests=REQUESTS[:1])
     assert len(names) > 20
     assert not [name for name in names if name.startswith("mtp.")]
     assert run.runner.proposer is None
     assert all(field.name != DRAFT for field in run.runner.pool.layout.slot.fields)
     assert "draft off" in run.info.operator
-    Run(checkpoint, look=False, requests=REQUESTS[:1], spec="dspark")
+    drafted.run(look=False, requests=REQUESTS[:1], spec="dspark")
     assert [name for name in names if name.startswith("mtp.")]
 
 

@@ -15,6 +15,7 @@ from relight.base.errors import BadCheckpoint
 from relight.base.numerics import OFFICIAL, OFFICIAL_BF16, REFERENCE, Family, Numerics
 from relight.cache.layout import DRAFT, REWIND_ROWS
 from relight.engine.plan import Rows
+from relight.kernels.device import upload
 from relight.model.draft import Draft, Proposal, block_segment
 from relight.model.network import load
 from relight.model.state import draft_rings
@@ -52,18 +53,18 @@ class Drafting(Driver):
         """Runs rows and keeps their taps; logits of all rows."""
         rows = [Rows(s, self.length(s), tuple(t), sample=True) for s, t in work.items()]
         segment = self.runner.batch.segment(family, rows)
-        segment = replace(segment, sample_rows=torch.arange(segment.num_rows))
+        everything = torch.arange(segment.num_rows, device=self.pool.device)
+        segment = replace(segment, sample_rows=everything)
         taps: list[Tensor] = []
         logits = self.runner.model.forward(segment, self.runner.states, taps)
         self.draft.keep(torch.cat(taps, dim=1), segment, self.rings)
-        self.runner.lengths[segment.slots] += torch.tensor([len(r.tokens) for r in rows])
+        counts = [len(r.tokens) for r in rows]
+        self.runner.lengths[segment.slots] += upload(counts, self.pool.device)
         return logits
 
     def propose(self, anchors: dict[int, int]) -> Proposal:
-        slots = torch.tensor(list(anchors))
-        return self.draft.propose(
-            slots, self.runner.lengths[slots] - 1, torch.tensor(list(anchors.values())), self.rings
-        )
+        slots, tokens = (upload(list(x), self.pool.device) for x in (anchors, anchors.values()))
+        return self.draft.propose(slots, self.runner.lengths[slots] - 1, tokens, self.rings)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Setting:
     name: str
     golden: dict[str, Tensor]
     tokens: list[int]
+    device: str
 
     def at(self, position: int) -> dict[str, Tensor]:
         start = f"s{position}/"
@@ -78,15 +80,16 @@ class Setting:
 
 
 @pytest.fixture(scope="module", params=["v4_dspark", "v41"])
-def setting(request: pytest.FixtureRequest) -> Setting:
+def setting(request: pytest.FixtureRequest, device: str) -> Setting:
     folder = GOLDEN / request.param
     tokens = json.loads((folder / "prompts.json").read_text())["decode_and_draft"]
-    return Setting(request.param, load_file(folder / "float32_draft.safetensors"), tokens)
+    golden = load_file(folder / "float32_draft.safetensors", device)
+    return Setting(request.param, golden, tokens, device)
 
 
 @pytest.fixture(scope="module")
 def driver(setting: Setting) -> Drafting:
-    return Drafting(setting.name, REFERENCE, "cpu")
+    return Drafting(setting.name, REFERENCE, setting.device)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -131,7 +134,7 @@ def readable(driver: Drafting, slot: int) -> Tensor:
 
 
 def test_any_cut_into_chunks_keeps_the_same_bytes(setting: Setting) -> None:
-    driver = Drafting(setting.name, OFFICIAL, "cpu")
+    driver = Drafting(setting.name, OFFICIAL, setting.device)
     tokens = setting.tokens[:200]
     driver.feed("prefill", {0: tokens})
     whole = readable(driver, 0)
@@ -147,7 +150,7 @@ def test_proposing_leaves_the_state_as_it_was_and_a_rewind_is_setting_a_length(
     setting: Setting,
 ) -> None:
     """From before a full window, its edge, and behind it."""
-    driver = Drafting(setting.name, OFFICIAL, "cpu")
+    driver = Drafting(setting.name, OFFICIAL, setting.device)
     draw = random.Random(5)
     for length in (1, 5, 127, 128, 129, 170):
         driver.set_length(0, 0)
@@ -162,7 +165,7 @@ def test_proposing_leaves_the_state_as_it_was_and_a_rewind_is_setting_a_length(
 
 
 def test_records_hold_the_drafts_rows(setting: Setting) -> None:
-    driver = Drafting(setting.name, OFFICIAL, "cpu")
+    driver = Drafting(setting.name, OFFICIAL, setting.device)
     driver.feed("prefill", {0: setting.tokens[:128]})
     before = readable(driver, 0)
     driver.feed("step", {0: setting.tokens[128:133]})
@@ -180,22 +183,22 @@ def test_stages_give_the_official_streams_in_official_numerics(
     """Each is fed the golden ring and the golden streams of the stage before. V4.1's are equal in
     every bit on most machines. V4's are not: the official norm of query heads is a bf16 `rsqrt` of
     20 values here, which torch's scalar path rounds twice and its vectors once."""
-    golden = load_file(GOLDEN / setting.name / "official_draft.safetensors")
+    golden = load_file(GOLDEN / setting.name / "official_draft.safetensors", setting.device)
     want = {n.split("/")[1]: t for n, t in golden.items() if n.startswith(f"s{position}/")}
-    driver = Drafting(setting.name, OFFICIAL_BF16, "cpu")
+    driver = Drafting(setting.name, OFFICIAL_BF16, setting.device)
     draft, kept = driver.draft, range(max(0, position - 127), position + 1)
-    ring_rows = torch.tensor([p % 144 for p in kept])
+    ring_rows = torch.tensor([p % 144 for p in kept], device=setting.device)
     for stage, ring in enumerate(driver.rings):
         ring.put(ring_rows, want[f"ring.{stage}"].float()[[p % 128 for p in kept]])
         assert torch.equal(
             ring.get(ring_rows), want[f"ring.{stage}"].float()[[p % 128 for p in kept]]
         )
-    slots, at, anchors = torch.tensor([0]), torch.tensor([position]), want["anchor"].long()
-
-    ids = torch.tensor([[int(anchors), *[319] * 4]])
+    slots, at = (torch.tensor([x], device=setting.device) for x in (0, position))
+    anchors = want["anchor"].long()
+    ids = torch.tensor([[int(anchors), *[319] * 4]], device=setting.device)
     segment, seen = block_segment(ids, slots, at + 1), draft.seen(slots, at)
     streams = draft.embed[segment.token_ids].unsqueeze(1).repeat(1, 4, 1).to(torch.bfloat16)
-    pre = torch.tensor([1.0, 0, 0, 0]).repeat(5, 1)
+    pre = torch.tensor([1.0, 0, 0, 0], device=setting.device).repeat(5, 1)
     with torch.inference_mode():
         for stage, ring in enumerate(driver.rings):
             out, _ = draft.stages[stage].advance(streams, pre, segment, ring, seen)
