@@ -23,9 +23,9 @@ from relight.kernels.streams import Branches, SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import RowVectors
 
-Branch = Literal["keys", "index keys", "queries", "shared"]
+Branch = Literal["keys", "index keys", "index weights", "queries", "shared"]
 """What may run on a stream of its own: "keys", all that attention stores, beside its queries; of it
-"index keys", which compressors of their own make, and the weights of the indexer's heads;
+"index keys", which compressors of their own make; "index weights", those of the indexer's heads;
 "queries", those of heads, beside the selection by those of the indexer; "shared", the shared expert
 beside the routed ones."""
 
@@ -89,7 +89,13 @@ def _streams(side: SideStream | None) -> Mapping[Branch, SideStream]:
     if side is None:
         return {}
     third = side.another()
-    return {"keys": side, "shared": side, "index keys": third, "queries": third}
+    return {
+        "keys": side,
+        "shared": side,
+        "index weights": side,
+        "index keys": third,
+        "queries": third,
+    }
 
 
 def _chosen(selection: Selection, family: Family) -> frozenset[str]:

@@ -151,16 +151,18 @@ class Attention:
             late()
             return window
 
-        def index_keys() -> Tensor | None:
+        def index_keys() -> None:
             self._store_index_keys(x, segment, where, state)
+
+        def index_weights() -> Tensor | None:
             return self._index_weights(asker, x, segment) if asker else None
 
         def queries() -> Tensor:
             return self._queries(latent, segment)
 
         with ops.branches() as beside:
-            some = asker or self.index_compressor
-            weighed = beside.begin("index keys" if some else None, index_keys)
+            keyed = beside.begin("index keys" if self.index_compressor else None, index_keys)
+            weighed = beside.begin("index weights" if asker else None, index_weights)
             kept = beside.begin("keys", keys)
             latent = self._linear(x, self.weights.wq_a, segment)
             latent = self.vectors.norm(latent, self.weights.q_norm, segment, self.weights.wq_b)
@@ -168,6 +170,7 @@ class Attention:
             asked = None
             if asker:
                 asked_by = self._index_queries(asker, latent, segment)
+                keyed()
                 if self.index_compressor is None:
                     kept()  # index keys are among what it stores
                 asked = self._asked(asked_by, weighed(), segment, where, state)

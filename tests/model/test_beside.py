@@ -57,12 +57,12 @@ def run(
 
 
 FORKS = {
-    "v4": {"shared": 4, "keys": 4, "index keys": 2, "queries": 2},
-    "v41": {"shared": 7, "keys": 7, "index keys": 3, "queries": 3},
+    "v4": {"shared": 4, "keys": 4, "index keys": 2, "index weights": 2, "queries": 2},
+    "v41": {"shared": 7, "keys": 7, "index keys": 0, "index weights": 3, "queries": 3},
 }
 """Of a step, by branch: of "queries" those of layers that select."""
 
-EVERY: tuple[Branch, ...] = ("keys", "index keys", "queries", "shared")
+EVERY: tuple[Branch, ...] = ("keys", "index keys", "index weights", "queries", "shared")
 
 
 @pytest.mark.parametrize("name", ["v4", "v41"])
