@@ -23,11 +23,11 @@ from relight.kernels.streams import Branches, SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.vectors import RowVectors
 
-Branch = Literal["keys", "index keys", "index weights", "queries", "shared"]
+Branch = Literal["keys", "index keys", "index weights", "queries", "balance", "shared"]
 """What may run on a stream of its own: "keys", all that attention stores, beside its queries; of it
 "index keys", which compressors of their own make; "index weights", those of the indexer's heads;
-"queries", those of heads, beside the selection by those of the indexer; "shared", the shared expert
-beside the routed ones."""
+"queries", those of heads, beside the selection by those of the indexer; "balance", what only the
+spread reads of a mix, beside attention; "shared", the shared expert beside the routed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ def _streams(side: SideStream | None) -> Mapping[Branch, SideStream]:
         "keys": side,
         "shared": side,
         "index weights": side,
+        "balance": side,
         "index keys": third,
         "queries": third,
     }

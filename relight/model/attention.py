@@ -148,7 +148,6 @@ class Attention:
         def keys() -> Rows:
             window = self._window(x, segment, where, state)
             self._store_entries(x, segment, where, state)
-            late()
             return window
 
         def index_keys() -> None:
@@ -164,6 +163,7 @@ class Attention:
             keyed = beside.begin("index keys" if self.index_compressor else None, index_keys)
             weighed = beside.begin("index weights" if asker else None, index_weights)
             kept = beside.begin("keys", keys)
+            beside.begin("balance", late)
             latent = self._linear(x, self.weights.wq_a, segment)
             latent = self.vectors.norm(latent, self.weights.q_norm, segment, self.weights.wq_b)
             placed = beside.begin("queries" if asker else None, queries)
@@ -176,19 +176,19 @@ class Attention:
                 asked = self._asked(asked_by, weighed(), segment, where, state)
             entries = listed(asked)
             q, window = placed(), kept()
-        out = attend(
-            q,
-            Keys(window, where.window_index, state.compressed, entries),
-            self.weights.sink,
-            self.config.head_dim**-0.5,
-            segment.family,
-            self.boundary,
-            ops.attend,
-            self.vectors.back(segment),
-        )
-        out = out.reshape(out.shape[0], self.config.o_groups, -1)
-        out = grouped(out, self.weights.wo_a, segment.family, self.boundary)
-        return self._linear(out.flatten(1), self.weights.wo_b, segment)
+            out = attend(
+                q,
+                Keys(window, where.window_index, state.compressed, entries),
+                self.weights.sink,
+                self.config.head_dim**-0.5,
+                segment.family,
+                self.boundary,
+                ops.attend,
+                self.vectors.back(segment),
+            )
+            out = out.reshape(out.shape[0], self.config.o_groups, -1)
+            out = grouped(out, self.weights.wo_a, segment.family, self.boundary)
+            return self._linear(out.flatten(1), self.weights.wo_b, segment)
 
     def _queries(self, latent: Tensor, segment: Segment) -> Tensor:
         """[rows, H, d] of the low-rank latent [rows, r], as they meet keys."""

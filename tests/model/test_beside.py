@@ -57,12 +57,19 @@ def run(
 
 
 FORKS = {
-    "v4": {"shared": 4, "keys": 4, "index keys": 2, "index weights": 2, "queries": 2},
-    "v41": {"shared": 7, "keys": 7, "index keys": 0, "index weights": 3, "queries": 3},
+    "v4": {"shared": 4, "keys": 4, "index keys": 2, "index weights": 2, "queries": 2, "balance": 4},
+    "v41": {
+        "shared": 7,
+        "keys": 7,
+        "index keys": 0,
+        "index weights": 3,
+        "queries": 3,
+        "balance": 7,
+    },
 }
 """Of a step, by branch: of "queries" those of layers that select."""
 
-EVERY: tuple[Branch, ...] = ("keys", "index keys", "index weights", "queries", "shared")
+EVERY: tuple[Branch, ...] = ("keys", "index keys", "index weights", "queries", "balance", "shared")
 
 
 @pytest.mark.parametrize("name", ["v4", "v41"])
