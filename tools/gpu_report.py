@@ -1,5 +1,6 @@
 """A plugin of pytest: writes the outcome of each test as it comes, what failed with the end of its
-traceback, and has those run first that a run before has not seen pass. Knows no device.
+traceback, and has those run first that are new on a device, and that a run before has not seen
+pass. Knows no device.
 
     python -m pytest -p tools.gpu_report --report FILE [--known FILE]
 
@@ -18,6 +19,9 @@ import pytest
 
 TRACE_LINES = 60
 """Of the end of a traceback."""
+
+FIRST = ("v41", "bounded", "ngram", "guess", "draft", "spec")
+"""In names of files: of V4.1, and of what is guessed."""
 
 Passed = Mapping[str, Mapping[str, int]]
 """By file and function: how many tests passed."""
@@ -59,24 +63,29 @@ def place(name: str) -> tuple[str, str]:
 
 
 def dealt(names: Sequence[str], passed: Passed, workers: int) -> list[str]:
-    """The order in which each of so many workers begins with its share of functions of which fewer
-    tests have passed than there are. pytest-xdist gives each worker a piece, in one piece, so that
-    tests that share what is made for a module stay together; then workers steal from the ends."""
+    """The order in which each of so many workers begins with its share of the files in `FIRST`, and
+    goes on with that of functions of which fewer tests have passed than there are. pytest-xdist
+    gives each worker a piece, in one piece, so that tests that share what is made for a module stay
+    together; then workers steal from the ends."""
     counts = Counter(map(place, names))
 
-    def is_new(name: str) -> bool:
+    def turn(name: str) -> int:
         file, function = place(name)
-        return passed.get(file, {}).get(function, 0) < counts[file, function]
+        if any(part in Path(file).name for part in FIRST):
+            return 0
+        return 1 if passed.get(file, {}).get(function, 0) < counts[file, function] else 2
 
-    new = [name for name in names if is_new(name)]
-    others = [name for name in names if not is_new(name)]
+    turns: list[list[str]] = [[], [], []]
+    for name in names:
+        turns[turn(name)].append(name)
     order: list[str] = []
     for number in range(workers, 0, -1):
-        size, share = (len(new) + len(others)) // number, len(new) // number
-        order += new[:share]
-        order += others[: size - share]
-        new, others = new[share:], others[size - share :]
-    return [*order, *new, *others]
+        size = sum(map(len, turns)) // number  # as pytest-xdist cuts
+        for i, some in enumerate(turns):
+            share = min(size, len(some) if i == 2 else -(-len(some) // number))
+            order += some[:share]
+            turns[i], size = some[share:], size - share
+    return [*order, *(name for some in turns for name in some)]
 
 
 class Report:
@@ -88,6 +97,7 @@ class Report:
         self._names: list[str] = []
         self._outcomes: dict[str, str] = {}
         self._traces: dict[str, list[str]] = {}
+        self._seconds = Counter[str]()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._begin([item.nodeid for item in session.items])
@@ -96,7 +106,15 @@ class Report:
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         self._begin(ids)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Of a file that cannot be read no test would be missed."""
+        if report.failed:
+            self._outcomes[report.nodeid] = "error"
+            self._traces[report.nodeid] = report.longreprtext.splitlines()[-TRACE_LINES:]
+            self.write()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[place(report.nodeid)[0]] += report.duration
         if report.failed:
             self._outcomes[report.nodeid] = "failed" if report.when == "call" else "error"
             self._traces[report.nodeid] = report.longreprtext.splitlines()[-TRACE_LINES:]
@@ -129,6 +147,7 @@ class Report:
             "traces": self._traces,
             "not_run": left,
             "passed": passed,
+            "seconds": {file: round(spent, 1) for file, spent in self._seconds.most_common()},
         }
         whole = self._file.with_suffix(".part")
         whole.write_text(json.dumps(found, indent=1) + "\n")

@@ -321,6 +321,19 @@ def test_outcomes_and_traces_are_kept_of_tests_that_are_cut_short(
     assert "fixture 'missing' not found" in str(found["traces"]["test_it.py::test_set_up"])
     assert found["not_run"] == ["test_it.py::test_cut_short"]
     assert found["passed"] == {"test_it.py": {"test_good": 1, "test_some": 2}}
+    assert found["seconds"].keys() == {"test_it.py"}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "worksteal")], ids=["one", "two"])
+def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    out = tmp_path / "report.json"
+    command = [*pytest_of(tmp_path), f"--report={out}", *workers]
+    (tmp_path / "test_it.py").write_text("assert 1 > 2, 'no module'")
+    (tmp_path / "test_other.py").write_text("def test_good(): pass")
+    assert run(command, 300.0) != 0
+    found = json.loads(out.read_text())
+    assert found["not_passed"] == ["test_it.py"]
+    assert "no module" in str(found["traces"]["test_it.py"])
 
 
 def test_each_worker_begins_with_what_has_not_passed() -> None:
@@ -330,9 +343,18 @@ def test_each_worker_begins_with_what_has_not_passed() -> None:
     assert sorted(found) == names
     parts = found[:3], found[3:7], found[7:]  # as they are handed out
     assert [[name[0] for name in part] for part in parts] == [
-        ["b", "a", "a"],
+        ["b", "b", "a"],
         ["b", "b", "a", "a"],
-        ["b", "b", "a", "a"],
+        ["b", "a", "a", "a"],
+    ]
+    guesses = [f"test_guesses.py::g[{n}]" for n in range(4)]
+    found = dealt([*names, *guesses], passed, 3)
+    assert sorted(found) == sorted([*names, *guesses])
+    parts = found[:5], found[5:10], found[10:]
+    assert ["".join(name.removeprefix("test_")[0] for name in part) for part in parts] == [
+        "ggbba",
+        "gbbaa",
+        "gbaaa",
     ]
     assert dealt(names, {"a.py": {"t": 6}, "b.py": {"u": 5}}, 1) == names
     assert dealt(names, {}, 2) == names
