@@ -28,6 +28,7 @@ from relight.kernels.device import answers
 from tools.about import about
 
 Tokens = dict[str, list[int]]
+Found = dict[str, Any]
 
 GO_ON = "--go-on"
 """The option of a program that begins anew."""
@@ -43,11 +44,19 @@ class Arm:
     changes: dict[str, object]
     company: int = 0
 
+    @property
+    def key(self) -> str:
+        return f"{self.group}: {self.name}"
+
 
 @dataclass
 class Ran:
     tokens: Tokens
     load_s: float
+    run_s: float = 0.0
+    guessed: int = 0
+    right: int = 0
+    """Of the tokens that were guessed, with all before them."""
     step_ms: dict[int, list[float]] = field(default_factory=dict)
     """By the number of requests that got a token, of steps without given rows."""
 
@@ -59,6 +68,9 @@ def run(settings: Settings, requests: Sequence[Request], company: int) -> tuple[
     company = company or len(requests)
     for at in range(0, len(requests), company):
         _answer(loop, requests[at : at + company], ran)
+    stats = loop.stats()
+    ran.guessed, ran.right = sum(stats.spec_drafted), sum(stats.spec_accepted)
+    ran.run_s = time.perf_counter() - begun - ran.load_s
     return ran, info
 
 
@@ -92,48 +104,71 @@ def difference(found: Tokens, wanted: Tokens) -> str:
     return ""
 
 
+def tried(arm: Arm, base: Settings, requests: Sequence[Request]) -> Found:
+    """What became of an arm: tokens and what it took, or why there are none. As JSON has it."""
+    about_it: Found = {"changes": arm.changes, "company": arm.company or len(requests)}
+    try:
+        ran, info = run(msgspec.structs.replace(base, **arm.changes), requests, arm.company)
+    except BadSetting as refused:
+        return {**about_it, "refused": refused.message}
+    except (RelightError, RuntimeError) as error:
+        return {**about_it, "difference": f"{type(error).__name__}: {error}"}
+    return {
+        **about_it,
+        "made": ran.tokens,
+        "load_s": round(ran.load_s, 1),
+        "run_s": round(ran.run_s, 1),
+        "guessed": ran.guessed,
+        "right": ran.right,
+        "step_ms": _medians(ran.step_ms),
+        "operator": info.operator,
+        "notes": info.notes,
+        "measured": dict(info.measured),
+    }
+
+
+def compared(arms: Sequence[Arm], found: Mapping[str, Found], device: str) -> dict[str, Found]:
+    """A line for each arm of which it is `found` what became of it, in the order of `arms`. One
+    that its settings refuse is no fault on a processor, where nothing is recorded and no kernel
+    runs."""
+    wanted: dict[str, tuple[str, Tokens]] = {}
+    lines: dict[str, Found] = {}
+    for arm in arms:
+        if arm.key not in found:
+            continue
+        line = dict(found[arm.key])
+        made: Tokens | None = line.pop("made", None)
+        if made is None:
+            line["equal"] = "refused" in line and device == "cpu"
+        else:
+            first, tokens = wanted.setdefault(arm.group, (arm.name, made))
+            line["difference"] = difference(made, tokens)
+            line["equal"] = not line["difference"]
+            line["compared_with"] = None if first == arm.name else first
+            line["tokens"] = sum(map(len, made.values()))
+            line["different_tokens"] = len({t for tokens in made.values() for t in tokens})
+        lines[arm.key] = line
+    return lines
+
+
 def compare(
     arms: Sequence[Arm],
     base: Settings,
     requests: Sequence[Request],
     out: Path,
-    before: Mapping[str, dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Writes `out` after each arm, behind those `before`, which are not run again. An arm that
-    cannot run says why; one that its settings refuse is no fault on a processor, where nothing is
-    recorded and no kernel runs."""
-    wanted: dict[str, tuple[str, Tokens]] = {}
-    found: dict[str, dict[str, Any]] = dict(before or {})
-    result = {**about(base.device), "requests": len(requests), "arms": found}
+    before: Mapping[str, Found] | None = None,
+) -> Found:
+    """In this process, one after the other. Writes `out` after each arm, behind those `before`,
+    which are not run again. An arm that cannot run says why."""
+    found: dict[str, Found] = {}
+    result = {**about(base.device), "requests": len(requests), "arms": dict(before or {})}
     for arm in arms:
-        key = f"{arm.group}: {arm.name}"
-        if key in found:
+        if arm.key in result["arms"]:
             continue
-        line: dict[str, Any] = {"changes": arm.changes, "company": arm.company or len(requests)}
-        found[key] = line
-        try:
-            settings = msgspec.structs.replace(base, **arm.changes)
-            ran, info = run(settings, requests, arm.company)
-        except BadSetting as refused:
-            line.update(equal=base.device == "cpu", refused=refused.message)
-        except (RelightError, RuntimeError) as error:
-            line.update(equal=False, difference=f"{type(error).__name__}: {error}")
-        else:
-            first, tokens = wanted.setdefault(arm.group, (arm.name, ran.tokens))
-            gone = difference(ran.tokens, tokens)
-            line.update(
-                equal=not gone,
-                compared_with=None if first == arm.name else first,
-                difference=gone,
-                tokens=sum(map(len, ran.tokens.values())),
-                different_tokens=len({t for made in ran.tokens.values() for t in made}),
-                load_s=round(ran.load_s, 1),
-                step_ms=_medians(ran.step_ms),
-                operator=info.operator,
-                notes=info.notes,
-                measured=dict(info.measured),
-            )
-        print(arm.group, arm.name, {k: v for k, v in line.items() if k != "measured"}, flush=True)
+        found[arm.key] = tried(arm, base, requests)
+        result["arms"] |= compared(arms, found, base.device)
+        line = result["arms"][arm.key]
+        print(arm.key, {k: v for k, v in line.items() if k != "measured"}, flush=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
         if not line["equal"] and not answers(torch.device(base.device)):
             again = [sys.executable, *sys.orig_argv[1:]]
@@ -144,9 +179,9 @@ def compare(
     return result
 
 
-def known(out: Path, go_on: bool) -> dict[str, dict[str, Any]]:
+def known(out: Path, go_on: bool) -> dict[str, Found]:
     """The arms that a program which begins anew has run."""
-    found: dict[str, dict[str, Any]] = json.loads(out.read_text())["arms"] if go_on else {}
+    found: dict[str, Found] = json.loads(out.read_text())["arms"] if go_on else {}
     return found
 
 

@@ -1,6 +1,7 @@
-"""The promises of `relight audit` on a device: ember-v4 with all kernels, its steps recorded and
-eager, and a tiny model with a draft, for guesses. Kernels are built first; then checks run beside
-each other, each in a process of its own, those first that start most engines.
+"""The promises of `relight audit` on a device: ember and ember-v4 with all kernels, steps recorded
+and eager, without guesses and with those of their drafts, and a tiny model whose draft knows
+nothing. Kernels are built first; then checks run beside each other, each in a process of its own,
+those first that start most engines.
 
     python -m tools.audit --out FILE [--device cuda] [--minutes 2] [--workers 8]
 
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from relight.base.config import read_config
-from relight.base.packaged import EMBER_V4, model_folder
+from relight.base.packaged import EMBER, EMBER_V4, model_folder
 from relight.base.settings import Settings
 from relight.kernels.build import build_all, builder
 from relight.kernels.catalogue import kernels
@@ -36,6 +37,10 @@ MADE_ROWS = ("batch", "widths")
 found again, and the check `recorded` compares both ways to compute them."""
 
 
+GUESSED = ("speculation", "recorded", "widths")
+"""Those that hang on a draft. The other requests have penalties, which go without guesses."""
+
+
 @dataclass(frozen=True)
 class Arm:
     settings: Settings
@@ -44,19 +49,25 @@ class Arm:
 
 
 def arms(device: str) -> dict[str, Arm]:
-    """By name. Nothing can be recorded, and no kernel runs, but on CUDA devices. The tiny model's
-    shapes have no kernels, so few sequences run: a wide step by definitions is not soon recorded.
+    """By name. Nothing can be recorded, and no kernel runs, but on CUDA devices. With guesses few
+    sequences run: 15 of each make a step wide, and what of it has no kernels is not soon recorded.
     """
     is_cuda, found = device.startswith("cuda"), dict[str, Arm]()
-    ember = Settings(model=EMBER_V4, device=device, kernels="cuda" if is_cuda else "auto")
     tiny = Settings(model=str(DRAFTED), device=device, kernels="reference", spec="dspark", spec_k=3)
-    checks = {"on": ("recorded", *TEXT), "off": MADE_ROWS if is_cuda else (*TEXT, "threads")}
+    plain = {"on": ("recorded", *TEXT), "off": MADE_ROWS if is_cuda else (*TEXT, "threads")}
+    guessed = {"on": GUESSED, "off": ("speculation",)}
     for name, graphs in (("recorded", "on"), ("eager", "off")):
-        if is_cuda or graphs == "off":
-            how = {"graphs": graphs}
-            found[f"ember-v4, {name}"] = Arm(msgspec.structs.replace(ember, **how), checks[graphs])
-            guessing = msgspec.structs.replace(tiny, **how)
-            found[f"v4_dspark, {name}"] = Arm(guessing, ("speculation",), num_slots=2)
+        if not is_cuda and graphs == "on":
+            continue
+        how = {"graphs": graphs}
+        for model in (EMBER, EMBER_V4):
+            ember = Settings(model=model, device=device, kernels="cuda" if is_cuda else "auto")
+            ember = msgspec.structs.replace(ember, **how)
+            guesses = msgspec.structs.replace(ember, spec="dspark")
+            found[f"{model}, guesses, {name}"] = Arm(guesses, guessed[graphs], num_slots=2)
+            found[f"{model}, {name}"] = Arm(ember, plain[graphs])
+        guessing = msgspec.structs.replace(tiny, **how)
+        found[f"v4_dspark, {name}"] = Arm(guessing, ("speculation",), num_slots=2)
     return found
 
 

@@ -97,7 +97,7 @@ class Report:
         self._names: list[str] = []
         self._outcomes: dict[str, str] = {}
         self._traces: dict[str, list[str]] = {}
-        self._seconds = Counter[str]()
+        self._seconds: dict[str, float] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._begin([item.nodeid for item in session.items])
@@ -114,7 +114,8 @@ class Report:
             self.write()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[place(report.nodeid)[0]] += report.duration
+        file, _ = place(report.nodeid)
+        self._seconds[file] = self._seconds.get(file, 0.0) + report.duration
         if report.failed:
             self._outcomes[report.nodeid] = "failed" if report.when == "call" else "error"
             self._traces[report.nodeid] = report.longreprtext.splitlines()[-TRACE_LINES:]
@@ -147,7 +148,7 @@ class Report:
             "traces": self._traces,
             "not_run": left,
             "passed": passed,
-            "seconds": {file: round(spent, 1) for file, spent in self._seconds.most_common()},
+            "seconds": {file: round(spent, 1) for file, spent in sorted(self._seconds.items())},
         }
         whole = self._file.with_suffix(".part")
         whole.write_text(json.dumps(found, indent=1) + "\n")

@@ -63,12 +63,13 @@ def _step_kernels(job: Job) -> Sequence[str]:
 
 
 def _texts(job: Job) -> Sequence[str]:
-    return ("-m", "tools.equal_text", "--out", str(job.file), "--device", job.device)
+    return ("-m", "tools.equal_text", "--out", str(job.file), "--device", job.device,
+            "--workers", "10", "--minutes", _minutes(job))  # fmt: skip
 
 
 def _audit(job: Job) -> Sequence[str]:
     return ("-m", "tools.audit", "--out", str(job.file), "--device", job.device,
-            "--workers", "6", "--minutes", _minutes(job))  # fmt: skip
+            "--workers", "10", "--minutes", _minutes(job))  # fmt: skip
 
 
 def _sm70(job: Job) -> Sequence[str]:
@@ -142,13 +143,16 @@ def judge_arms(found: Found) -> tuple[bool, str]:
 def _arm(found: Found) -> str:
     if "refused" in found:
         return f"refused ({found['refused']})"
+    if "step_ms" not in found:
+        return str(found.get("difference", "equal" if found.get("equal") else "not equal"))
     if not found.get("equal"):
-        words = found.get("difference", "not equal")
+        words = found["difference"]
     elif first := found.get("compared_with"):
         words = f"equal to {first}"
     else:
         words = "ran"
-    return f"{words} ({found.get('step_ms')} ms a step)"
+    guesses = f", {found['right']} of {found['guessed']} guesses right"
+    return f"{words} ({found['step_ms']} ms a step{guesses if found['guessed'] else ''})"
 
 
 def judge_step(found: Found) -> tuple[bool, str]:

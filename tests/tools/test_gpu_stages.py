@@ -21,7 +21,7 @@ from relight.kernels.cuda_tools import VARIANTS
 from relight.lab.audit import CHECKS
 from tools import audit, equal_text, sanitize, volta
 from tools.about import command
-from tools.arms import Arm, compare, difference, known
+from tools.arms import Arm, compare, compared, difference, known
 from tools.beside import run_all
 from tools.gpu import run_stages, scratch_place
 from tools.gpu_report import dealt
@@ -400,9 +400,11 @@ def test_programs_beside_each_other_keep_what_they_told() -> None:
 
 def test_an_audit_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     found = audit.arms("cuda")
-    assert set(found) == {
-        f"{model}, {how}" for model in ("ember-v4", "v4_dspark") for how in ("recorded", "eager")
-    }
+    models = ("ember", "ember, guesses", "ember-v4", "ember-v4, guesses", "v4_dspark")
+    assert set(found) == {f"{model}, {how}" for model in models for how in ("recorded", "eager")}
+    for name, arm in found.items():
+        assert ("speculation" in arm.checks) == (arm.settings.spec == "dspark"), name
+        assert (arm.settings.graphs == "on") == name.endswith("recorded")
     checked = {check for arm in found.values() for check in arm.checks}
     assert checked == set(CHECKS) - {"replay", "threads"}  # of V4.1, and of a processor
     audit.one("cpu", "ember-v4, eager", "recorded", 1)
@@ -463,11 +465,27 @@ def test_the_first_difference_is_told() -> None:
     assert difference({"a": [1]}, {"a": [1, 2]}) == "request a: token -1"
 
 
+def test_texts_of_each_model_are_compared_in_all_ways() -> None:
+    known = equal_text.groups("cuda", 12)
+    arms = {group: {arm.name for arm in one.arms} for group, one in known.items()}
+    plain = {"eager, together", "eager, alone", "recorded, together", "recorded, by threes"}
+    for model in ("ember", "ember-v4"):
+        assert arms[f"{model} by reference"] == plain
+        assert {"eager, guesses", "recorded, guesses"} < arms[f"{model} by cuda"] > plain
+    drafted = {"eager, no guesses", "eager, guesses", "recorded, guesses"}
+    assert arms["v41 by reference"] == arms["v4_dspark by reference"] == drafted
+    for group in known.values():
+        room = equal_text.CONTEXT
+        for request in group.requests():
+            assert len(request.prompt) + request.sampling.max_tokens <= room
+
+
 def test_texts_are_compared_on_a_processor_too(tmp_path: Path, monkeypatch) -> None:
-    """Where nothing can be recorded and no kernel runs: refused by reason, which is no fault."""
-    monkeypatch.setattr(equal_text, "LENGTHS", (1, 9))
+    """Where nothing can be recorded: refused by reason, which is no fault."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "texts.json"
     arguments = ["equal_text", "--out", str(out), "--device", "cpu", "--tokens", "2"]
+    arguments += ["--groups", "v41 by reference", "--minutes", "5", "--workers", "1"]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as ended:
         equal_text.main()
@@ -475,28 +493,42 @@ def test_texts_are_compared_on_a_processor_too(tmp_path: Path, monkeypatch) -> N
     arms = json.loads(out.read_text())["arms"]
     compared = {name: arm.get("compared_with") for name, arm in arms.items() if "tokens" in arm}
     assert compared == {
-        "reference: eager, together": None,  # the first that ran
-        "reference: eager, alone": "eager, together",
-        "v4_dspark: eager, no guesses": None,
-        "v4_dspark: eager, guesses": "eager, no guesses",
-        "v41: eager, no guesses": None,
-        "v41: eager, guesses": "eager, no guesses",
+        "v41 by reference: eager, no guesses": None,
+        "v41 by reference: eager, guesses": "eager, no guesses",
     }
     assert all(arm["equal"] for arm in arms.values())
-    assert arms["reference: eager, together"]["tokens"] == 7
-    assert "graphs is on, and steps on cpu" in arms["reference: recorded, together"]["refused"]
-    assert "kernels is 'cuda'" in arms["cuda: eager, alone"]["refused"]
+    assert arms["v41 by reference: eager, guesses"]["tokens"] == 1 + 3 + 5 + 7
+    assert arms["v41 by reference: eager, guesses"]["guessed"] > 0
+    refused = arms["v41 by reference: recorded, guesses"]["refused"]
+    assert "graphs is on, and steps on cpu" in refused
+
+
+def test_arms_are_compared_in_order_however_they_end() -> None:
+    arms = [Arm("a", "one", {}), Arm("a", "two", {}), Arm("b", "one", {}), Arm("b", "two", {})]
+    made = {"made": {"r": [1, 2]}}
+    found: dict[str, Found] = {"a: two": made}
+    assert compared(arms, found, "cuda")["a: two"]["compared_with"] is None
+    found["a: one"] = {"made": {"r": [1, 3]}}
+    found["b: one"] = {"refused": "no kernel"}
+    found["b: two"] = {"difference": "no time was left"}
+    lines = compared(arms, found, "cuda")
+    assert list(lines) == [arm.key for arm in arms]
+    assert (lines["a: two"]["compared_with"], lines["a: two"]["equal"]) == ("one", False)
+    assert lines["a: two"]["difference"] == "request r: token 1"
+    assert [line["equal"] for line in lines.values()] == [True, False, False, False]
+    assert compared(arms, found, "cpu")["b: one"]["equal"]
+    assert "no time was left" in judge_arms({"arms": lines})[1]
 
 
 def test_a_device_that_is_lost_begins_the_arms_behind_anew(tmp_path: Path, monkeypatch) -> None:
     begun: list[list[str]] = []
     monkeypatch.setattr("tools.arms.answers", lambda device: False)
     monkeypatch.setattr("tools.arms.os.execv", lambda _, again: begun.append(again))
-    monkeypatch.setattr("tools.arms.sys.orig_argv", ["python", "-m", "tools.equal_text", "--out"])
+    monkeypatch.setattr("tools.arms.sys.orig_argv", ["python", "-m", "tools.answer", "--out"])
     out, base = tmp_path / "arms.json", Settings(model=str(tmp_path / "nothing"), device="cpu")
     arms = [Arm("a", "one", {}), Arm("a", "two", {})]
     compare(arms[:1], base, [], out)
-    assert [again[1:] for again in begun] == [["-m", "tools.equal_text", "--out", "--go-on"]]
+    assert [again[1:] for again in begun] == [["-m", "tools.answer", "--out", "--go-on"]]
     assert list(known(out, True)) == ["a: one"]
     assert known(out, False) == {}
     compare(arms, base, [], out, known(out, True))
