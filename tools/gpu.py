@@ -1,9 +1,9 @@
-"""Everything that needs an accelerator, in one call of seven minutes: kernels built, checked and
+"""Everything that needs an accelerator, in one call of nine minutes: kernels built, checked and
 timed, the step benchmark, a model of real size; then, beside each other, what no time decides: the
 tests, kernels in the form for Volta, the promises, text compared between all forms of a step, and
 kernels under compute-sanitizer.
 
-    python -m tools.gpu --out DIR [--device cuda] [--minutes 7] [--stages texts,step] [--quick]
+    python -m tools.gpu --out DIR [--device cuda] [--minutes 9] [--stages texts,step] [--quick]
                         [--ptx FOLDER | --nvrtc DIR]
 
 FOLDER has code for Volta, or DIR an NVRTC of CUDA 12 that makes it (tools/volta.py).

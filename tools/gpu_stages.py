@@ -184,10 +184,10 @@ STAGES = (
     Stage(
         "answers", 115, _real, judge_arms
     ),  # 119 where scratch is in memory, 140 on a disk; most of it to write 16 GB to a disk
-    Stage("tests", 190, _tests, judge_tests, "tests", ONE_THREAD),
-    Stage("sm70", 62, _sm70, judge_sm70, "checks"),
-    Stage("audit", 128, _audit, judge_audit, "checks"),
-    Stage("texts", 122, _texts, judge_arms, "texts", ONE_THREAD),  # 100 alone
-    Stage("sanitize", 68, _sanitize, judge_sanitize, "texts", ONE_THREAD),  # 49 alone
+    Stage("tests", 235, _tests, judge_tests, "tests", ONE_THREAD),
+    Stage("sanitize", 75, _sanitize, judge_sanitize, "tests", ONE_THREAD),
+    Stage("sm70", 60, _sm70, judge_sm70, "checks"),
+    Stage("audit", 125, _audit, judge_audit, "checks"),
+    Stage("texts", 125, _texts, judge_arms, "checks", ONE_THREAD),
 )
-MINUTES = 7.0
+MINUTES = 9.0

@@ -1,0 +1,201 @@
+"""Launches of each kernel that steps and prompts of V4-Flash and V4.1-Flash have, with several rows
+and with one: what is looked at by a sanitizer. Small where a kernel's code allows it. Knows no
+result."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from relight.kernels.build import Builder, Kernel
+from relight.kernels.canary import Trial
+from relight.kernels.codec import DenseWeight
+from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
+from relight.kernels.experts.shared import RowShared
+from relight.kernels.hyper import Mix, Unspread
+from relight.kernels.hyper.rows import RowHyper
+from relight.kernels.launch import Launch, Launcher
+from relight.kernels.linear.cuda import MANY_OUTPUTS
+from relight.kernels.linear.given import GivenLinear
+from relight.kernels.linear.step import StepLinear
+from relight.kernels.projected import given_hyper
+from relight.kernels.route.rows import RowRoute
+from relight.kernels.streams import SideStream
+from relight.kernels.toolbox import Toolbox
+from relight.kernels.trials import (
+    experts_trial,
+    fp8_weight,
+    given_linear_trials,
+    linear_trials,
+    tokens,
+)
+from relight.kernels.trials_between import given_trials
+from relight.kernels.trials_engram import engram_trials
+from relight.kernels.trials_small import EPS, hyper_trials, randoms, small_trials
+from relight.kernels.trials_sparse import sparse_trials
+from relight.kernels.vectors import RowVectors
+
+Work = Callable[[], object]
+BF16 = torch.bfloat16
+MODELS = ((4096, 1024, 128), (5120, 1280, 32))
+"""Of V4-Flash and V4.1-Flash: width, that of queries before they are spread, block of scales."""
+MANY_ROWS = 300
+"""That fill wide tiles."""
+PARTS = ("made", "given", "between", "streams")
+"""Each has weights of its own and can run without the others."""
+
+
+class Noting(Toolbox):
+    """Keeps in order which kernels it was asked for: all of them are launched next."""
+
+    def __init__(
+        self, builder: Builder, launcher: Launcher, side: SideStream | None = None
+    ) -> None:
+        super().__init__(builder, launcher, side)
+        self.noted: dict[Kernel, None] = {}
+
+    def load(self, kernel: Kernel, threads: int, ring_bytes: int = 0) -> Launch:
+        self.noted[kernel] = None
+        return super().load(kernel, threads, ring_bytes)
+
+
+class _Nothing:
+    """Builds nothing for an architecture, and launches nothing."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+
+    def build(self, kernel: Kernel) -> None:
+        pass
+
+    def load(self, *arguments: object, **options: object) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def launched(arch: str) -> dict[str, list[Kernel]]:
+    """The kernels of each part, for a device of `arch`. Takes none: tensors have no values."""
+    found = {}
+    for part in PARTS:
+        nothing = _Nothing(arch)
+        tools = Noting(nothing, nothing)  # type: ignore[arg-type]
+        for _, work in launches(part, tools, torch.device("meta")):
+            work()
+        found[part] = list(tools.noted)
+    return found
+
+
+def launches(part: str, tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """Name and work. Weights are made as they come."""
+    some: dict[str, Callable[[Toolbox, torch.device], Iterable[tuple[str, Work]]]] = {
+        "made": _made,
+        "given": _given,
+        "between": _between,
+        "streams": _streams,
+    }
+    assert tuple(some) == PARTS
+    yield from some[part](tools, device)
+
+
+def _tried(trials: Iterable[Trial]) -> Iterator[tuple[str, Work]]:
+    for trial in trials:
+        x = trial.inputs()
+        for rows in (x, x[:1]):
+            name = f"{trial.variant.op} {trial.variant.family} {trial.shape} of {len(rows)}"
+            yield name, partial(trial.kernel, rows)
+
+
+def _made(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    fast = StepLinear(tools)
+    yield from _tried(linear_trials(tools, device, outputs=512))
+    for widths, block in ((V4_WIDTHS, 128), (V41_WIDTHS, 32)):
+        yield from _tried([experts_trial(tools, device, 6, 3, widths, block)])
+    for outputs, inner in ((MANY_OUTPUTS, 4096), (MANY_OUTPUTS, 5120), (MANY_OUTPUTS, 256)):
+        w = DenseWeight(torch.zeros(outputs, inner, dtype=BF16, device=device))
+        for rows in (9, 1):
+            x = tokens(rows, inner, device, BF16)
+            yield f"bf16 [{outputs}, {inner}] of {rows}", partial(fast.linear, x, w, torch.float32)
+    wide = fp8_weight(MANY_OUTPUTS, 6144, device, 32)
+    for rows in (9, 1):
+        x = tokens(rows, 6144, device, BF16)
+        yield f"FP8 by 32 [{MANY_OUTPUTS}, 6144] of {rows}", partial(fast.linear, x, wide, BF16)
+
+
+def _given(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    fast = GivenLinear(tools)
+    yield from _tried(given_linear_trials(tools, device))
+    for widths, block in ((V4_WIDTHS, 128), (V41_WIDTHS, 32)):
+        yield from _tried([experts_trial(tools, device, 6, 3, widths, block, "prefill")])
+    for outputs, block in ((8192, 128), (5120, 128), (8192, 32), (5120, 32)):
+        w = fp8_weight(outputs, 512, device, block)
+        x = tokens(MANY_ROWS, 4 * 512, device, BF16).view(MANY_ROWS, 4, 512)
+        name = f"FP8 by {block} in 4 groups [{outputs}, 512] of {MANY_ROWS}"
+        yield name, partial(fast.grouped, x, w, BF16)
+    for outputs in (8192, 512):
+        dense = DenseWeight(torch.zeros(outputs, 512, dtype=BF16, device=device))
+        x = tokens(MANY_ROWS, 512, device, BF16)
+        yield f"bf16 [{outputs}, 512] of {MANY_ROWS}", partial(fast.linear, x, dense, BF16)
+
+
+def _between(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    yield from _tried([*sparse_trials(tools, device), *small_trials(tools, device)])
+    yield from _tried([*engram_trials(tools, device), *given_trials(tools, device)])
+    vectors, shared, route = RowVectors(tools), RowShared(tools), RowRoute(tools)
+    turn = torch.exp(-torch.arange(32, device=device) / 4)
+    for rows in (5, 1):
+        for width in (512, 1280, 4096, 5120):
+            x, by = tokens(rows, width, device, BF16), torch.ones(width, device=device)
+            yield f"norm {width} of {rows}", partial(vectors.norm, x, by, EPS)
+        for _, width, block in MODELS:
+            x, by = tokens(rows, width, device, BF16), torch.ones(width, device=device)
+            yield f"norm {width}, rounded, of {rows}", partial(vectors.norm, x, by, EPS, block)
+            x = tokens(rows, 2048, device, BF16)
+            yield f"gate by {block} of {rows}", partial(shared.swiglu, x, x, 10.0, block)
+            for dtype in (BF16, torch.float32):
+                x = tokens(rows, 1024, device, dtype)
+                yield f"codes by {block} of {rows}", partial(tools.quantise, x, block)
+                if block == 32:
+                    yield f"values of {rows}", partial(tools.round, x, block)
+        logits, bias = torch.rand(rows, 128, device=device), torch.rand(128, device=device)
+        how = {"bias": bias, "table": None, "token_ids": None}
+        yield f"3 of 128 experts of {rows}", partial(route.route, logits, 3, 1.5, **how)
+    at = torch.arange(MANY_ROWS, device=device)
+    q = tokens(MANY_ROWS, 64 * 512, device, BF16).view(MANY_ROWS, 64, 512)
+    yield f"64 heads turned of {MANY_ROWS}", partial(vectors.queries, q, EPS, at, turn)
+    yield f"64 heads turned back of {MANY_ROWS}", partial(vectors.rotate, q, at, turn, inverse=True)
+
+
+def _streams(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """As sublayers mix, read and spread them, with what the products behind are handed over."""
+    for width, _, block in MODELS:
+        for given in (False, True):
+            yield from _tried(hyper_trials(tools, device, BF16, width, given=given))
+            fast = given_hyper(tools) if given else RowHyper(tools)
+            for rows in (MANY_ROWS, 1) if given else (6, 1):
+                work = _mixed(fast, rows, width, block, device, slots=not given)
+                yield f"streams of {width} of {rows}", work
+
+
+def _mixed(
+    fast: RowHyper, rows: int, width: int, block: int, device: torch.device, *, slots: bool
+) -> Work:
+    """Where slots of experts may be summed as they are spread, also by what reads the streams."""
+    streams = randoms(rows, 4, width, device=device, dtype=BF16)
+    out, routed = streams[:, 0].contiguous(), torch.ones(rows, 6, width, device=device)
+    sizes = ((rows, 4), (rows, 4), (rows, 4, 4))
+    mix = Mix(*(torch.full(size, 0.25, device=device) for size in sizes))
+    fn, base, scale = (torch.ones(size, device=device) for size in ((24, 4 * width), (24,), (3,)))
+    given = (fn, base, scale, None, torch.ones(width, device=device))
+
+    def work() -> None:
+        read: list[Tensor | Unspread] = [streams]
+        for parts in (None, routed) if slots else (None,):
+            fast.expand(out, streams, mix, parts)
+            read += [Unspread(out, parts, streams, mix)] if slots else []
+        for one, act_block in itertools.product(read, (0, block)):
+            mix_and_read = partial(fast.mix_and_read, iterations=2, eps=EPS, norm_eps=EPS)
+            _, found, _ = mix_and_read(one, *given, act_block=act_block, late=True)
+            found.finish()
+
+    return work
