@@ -448,6 +448,30 @@ class SimulatedEngine:
         return info.value
 
 
+@pytest.fixture(scope="session")
+def trials_seen() -> dict[Any, Any]:
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_tried_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, trials_seen: dict[Any, Any]
+) -> None:
+    """On a device each engine would try all kernels, which takes seconds: each process does so."""
+    if "gpu" not in request.keywords:
+        return
+    from relight.engine import fast
+
+    check = fast.check
+
+    def once(selection: Any, trials: Any) -> Any:
+        if selection not in trials_seen:
+            trials_seen[selection] = check(selection, trials)
+        return trials_seen[selection]
+
+    monkeypatch.setattr(fast, "check", once)
+
+
 @pytest.fixture
 def make_engine() -> Callable[..., SimulatedEngine]:
     return SimulatedEngine
