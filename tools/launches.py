@@ -9,32 +9,38 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from relight.kernels.attend import Keys
+from relight.kernels.attend import cuda as attend_cuda
+from relight.kernels.attend.given import GivenAttend
 from relight.kernels.build import Builder, Kernel
 from relight.kernels.canary import Trial
 from relight.kernels.codec import DenseWeight
 from relight.kernels.experts.cuda import V4_WIDTHS, V41_WIDTHS
+from relight.kernels.experts.given import GivenExperts
 from relight.kernels.experts.shared import RowShared
 from relight.kernels.hyper import Mix, Unspread
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.launch import Launch, Launcher
-from relight.kernels.linear.cuda import MANY_OUTPUTS
-from relight.kernels.linear.given import GivenLinear
+from relight.kernels.linear import cuda as linear_cuda
+from relight.kernels.linear.cuda import V4_BF16, V41_BF16
+from relight.kernels.linear.given import ENOUGH_BLOCKS, GivenLinear
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.projected import given_hyper
 from relight.kernels.route.rows import RowRoute
 from relight.kernels.streams import SideStream
 from relight.kernels.toolbox import Toolbox
 from relight.kernels.trials import (
+    LENGTHS,
     experts_trial,
+    fp4_stack,
     fp8_weight,
-    given_linear_trials,
     linear_trials,
     tokens,
 )
 from relight.kernels.trials_between import given_trials
 from relight.kernels.trials_engram import engram_trials
 from relight.kernels.trials_small import EPS, hyper_trials, randoms, small_trials
-from relight.kernels.trials_sparse import sparse_trials
+from relight.kernels.trials_sparse import filled, listed, rings, sparse_trials
 from relight.kernels.vectors import RowVectors
 
 Work = Callable[[], object]
@@ -42,7 +48,11 @@ BF16 = torch.bfloat16
 MODELS = ((4096, 1024, 128), (5120, 1280, 32))
 """Of V4-Flash and V4.1-Flash: width, that of queries before they are spread, block of scales."""
 MANY_ROWS = 300
-"""That fill wide tiles."""
+FEW_WIDTHS = (512, 256)
+"""Of experts whose kernels are of any width."""
+ENOUGH_TILES = (1, 20, ENOUGH_BLOCKS)
+"""From how many on products of given rows take wide tiles: those of 2,048 outputs and 130 rows are
+16 of the widest and 32 of the next."""
 PARTS = ("made", "given", "between", "streams")
 """Each has weights of its own and can run without the others."""
 
@@ -107,35 +117,70 @@ def _tried(trials: Iterable[Trial]) -> Iterator[tuple[str, Work]]:
 
 
 def _made(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
-    fast = StepLinear(tools)
-    yield from _tried(linear_trials(tools, device, outputs=512))
+    yield from _tried(linear_trials(tools, device, outputs=512, many=()))
     for widths, block in ((V4_WIDTHS, 128), (V41_WIDTHS, 32)):
         yield from _tried([experts_trial(tools, device, 6, 3, widths, block)])
-    for outputs, inner in ((MANY_OUTPUTS, 4096), (MANY_OUTPUTS, 5120), (MANY_OUTPUTS, 256)):
-        w = DenseWeight(torch.zeros(outputs, inner, dtype=BF16, device=device))
-        for rows in (9, 1):
-            x = tokens(rows, inner, device, BF16)
-            yield f"bf16 [{outputs}, {inner}] of {rows}", partial(fast.linear, x, w, torch.float32)
-    wide = fp8_weight(MANY_OUTPUTS, 6144, device, 32)
+    yield from _as_of_many_outputs(tools, device)
+
+
+def _as_of_many_outputs(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """The kernels that matrices of many outputs have, with few."""
+    multiply = StepLinear(tools)._product
     for rows in (9, 1):
-        x = tokens(rows, 6144, device, BF16)
-        yield f"FP8 by 32 [{MANY_OUTPUTS}, 6144] of {rows}", partial(fast.linear, x, wide, BF16)
+        tiles = -(-rows // linear_cuda.TILE_TOKENS)
+        for block, inner in ((block, inner) for block, some in LENGTHS.items() for inner in some):
+            made = linear_cuda.fp8(tools.form, inner, tiles, True, block)
+            w = fp8_weight(512, inner, device, block)
+            codes = tools.quantise(tokens(rows, inner, device, BF16), block)
+            name = f"FP8 by {block} [many, {inner}] of {rows}"
+            yield name, partial(multiply, made, *codes, w.data, w.scale, 1, BF16)
+        for inner in (*V4_BF16, *V41_BF16):
+            made = linear_cuda.bf16(tools.form, inner, tiles, False)
+            x = tokens(rows, inner, device, BF16)
+            dense = torch.zeros(512, inner, dtype=BF16, device=device)
+            name = f"bf16 [many, {inner}] of {rows}"
+            yield name, partial(multiply, made, x, None, dense, None, 1, torch.float32)
 
 
 def _given(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
-    fast = GivenLinear(tools)
-    yield from _tried(given_linear_trials(tools, device))
-    for widths, block in ((V4_WIDTHS, 128), (V41_WIDTHS, 32)):
-        yield from _tried([experts_trial(tools, device, 6, 3, widths, block, "prefill")])
-    for outputs, block in ((8192, 128), (5120, 128), (8192, 32), (5120, 32)):
-        w = fp8_weight(outputs, 512, device, block)
-        x = tokens(MANY_ROWS, 4 * 512, device, BF16).view(MANY_ROWS, 4, 512)
-        name = f"FP8 by {block} in 4 groups [{outputs}, 512] of {MANY_ROWS}"
-        yield name, partial(fast.grouped, x, w, BF16)
-    for outputs in (8192, 512):
-        dense = DenseWeight(torch.zeros(outputs, 512, dtype=BF16, device=device))
-        x = tokens(MANY_ROWS, 512, device, BF16)
-        yield f"bf16 [{outputs}, 512] of {MANY_ROWS}", partial(fast.linear, x, dense, BF16)
+    """Tiles of each size, which a real prompt takes for how many there are."""
+    for block in (128, 32):
+        yield from _tried([experts_trial(tools, device, 6, 3, FEW_WIDTHS, block, "prefill")])
+        yield f"experts by {block} without warp groups", _experts(tools, device, block)
+    for shape in attend_cuda.shapes(tools.form):
+        name = f"attention to {shape.entries.name} without warp groups"
+        yield name, _attention(tools, device, shape)
+    for tiles, rows in itertools.product(ENOUGH_TILES, (130, 1)):
+        fast = GivenLinear(tools, tiles)
+        x = tokens(rows, 4 * 512, device, BF16)
+        groups, part = x.view(rows, 4, 512), x[:, :512].contiguous()
+        for block in (128, 32):
+            w, whole = (fp8_weight(many, 512, device, block) for many in (512, 2048))
+            name = f"FP8 by {block} of {rows}, {tiles} tiles or more wide"
+            yield f"{name}, in groups", partial(fast.grouped, groups, whole, BF16)
+            yield name, partial(fast.linear, part, w, BF16)
+        dense = DenseWeight(torch.zeros(512, 512, dtype=BF16, device=device))
+        for to in (BF16, torch.float32):
+            name = f"bf16 to {to} of {rows}, {tiles} tiles or more wide"
+            yield name, partial(fast.linear, part, dense, to)
+
+
+def _experts(tools: Toolbox, device: torch.device, block: int) -> Work:
+    (width, inner), fast = FEW_WIDTHS, GivenExperts(tools)
+    up, gate = (fp4_stack(6, inner, width, device, block) for _ in range(2))
+    down = fp4_stack(6, width, inner, device, block)
+    rows = torch.arange(130, device=device).unsqueeze(1)
+    ids = ((rows + torch.arange(3, device=device)) % 6).sort(1).values
+    x, weights = tokens(130, width, device, BF16), torch.ones(130, 3, device=device)
+    return partial(fast.experts, x, ids, weights, gate, up, down, 10.0, BF16)
+
+
+def _attention(tools: Toolbox, device: torch.device, shape: attend_cuda.Shape) -> Work:
+    window, entries = rings(shape.window, device), filled(shape.entries, 300, device)
+    q = torch.randn(9, shape.heads, shape.dim, device=device).to(shape.dtype)
+    keys = Keys(window, listed(q, 192, window.count), entries, listed(q, 512, 300))
+    sink = torch.zeros(shape.heads, device=device)
+    return partial(GivenAttend(tools, groups=False).attend, q, keys, sink, shape.dim**-0.5)
 
 
 def _between(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
