@@ -19,7 +19,7 @@ from typing import Any
 from relight.base.packaged import EMBER, EMBER_V4, model_folder
 from relight.base.settings import Settings
 from relight.base.types import Request, SamplingParams
-from relight.ember.tasks import instances
+from relight.ember.tasks import Task, instances
 from relight.session.encoding import encoding_of
 from relight.text.prompt import PromptEncoder
 from relight.text.tokenizer import Tokenizer
@@ -42,7 +42,10 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "min_p": 0.01, "logprobs": 2},
 )
 """Of each kind of draws."""
-CHATS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0})
+CHATS: dict[Task, dict[str, Any]] = {
+    "tool call": {"temperature": 0.0},
+    "arithmetic": {"temperature": 1.0},
+}
 """Those of questions that a trained model has learnt, where guesses are right at times."""
 SLOTS = len(LENGTHS) + len(CHATS)
 CONTEXT = 1024
@@ -65,7 +68,7 @@ class Group:
         if self.model in TINY:
             prompts.pop()
         else:
-            prompts += zip(_chats(self.base), CHATS, strict=True)
+            prompts += zip(_chats(self.base), CHATS.values(), strict=True)
         return [
             Request(
                 id=f"r{number}",
@@ -86,8 +89,8 @@ def _chats(settings: Settings) -> Iterator[tuple[int, ...]]:
     folder = model_folder(settings.model)
     tokenizer = Tokenizer.load(folder)
     encoder = PromptEncoder(tokenizer, encoding_of(settings, folder, tokenizer))
-    questions = instances("tool call", "en", 1, lambda text: len(tokenizer.encode_text(text)))
-    for question, _ in zip(questions, CHATS, strict=False):
+    for task in CHATS:
+        question = next(instances(task, "en", 1, lambda text: len(tokenizer.encode_text(text))))
         yield tuple(encoder.encode(question.conversation).ids)
 
 
