@@ -77,9 +77,10 @@ D void read_own(const float* fn, int from, float (&w)[OWN][4]) {
 
 // streams [n, HC, WIDTH], fn [OUTPUTS, INNER] -> parts [n, SPLITS, PARTS]: of each slice the outputs, then the sum of squares.
 // Grid: SPLITS, then blocks that take turns in rows, a few at once: what they read is on its way together.
+// Weights are asked for before the kernel in front has ended. Not so if they were `__restrict__`: then compilers read them behind it.
 constexpr int AT_ONCE = 4;
 extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
-    mix_parts(const In* streams, const float* __restrict__ fn, float* parts, int n) {
+    mix_parts(const In* streams, const float* fn, float* parts, int n) {
   const int from = blockIdx.x * SLICE + lane_id() * 4;
   float w[OWN][4];
   read_own(fn, from, w);
@@ -105,7 +106,7 @@ D void write_four(u16* p, const float (&v)[4]) {
 // Grid: SPLITS, n.
 extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
     spread_parts(const In* out, const float* routed, int slots, const In* streams, const float* post, const float* comb, Out* y,
-                 const float* __restrict__ fn, float* parts) {
+                 const float* fn, float* parts) {
   const int from = blockIdx.x * SLICE + lane_id() * 4, k = from / WIDTH, at = from % WIDTH;
   const i64 row = blockIdx.y;
   float w[OWN][4], o[4], x[HC][4], c[HC], v[4];
