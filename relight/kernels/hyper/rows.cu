@@ -44,12 +44,18 @@ D void read_four(const u16* p, float (&v)[4]) {
   v[2] = __uint_as_float(w.y << 16);
   v[3] = __uint_as_float(w.y & 0xFFFF0000u);
 }
-// What a sublayer of experts gave, behind its shared expert's part: ((0 + slot 0) + slot 1) + ... + out, rounded.
+// What a sublayer of experts gave, behind its shared expert's part: ((0 + slot 0) + slot 1) + ... + out, rounded. Some slots are on
+// their way together: a loop of unknown length would wait for each.
 template <int N, class Read> D void add_routed(const float* slot, int slots, float (&out)[N], Read read) {
-  float sum[N] = {}, part[N];
-  _Pragma("unroll 8") for (int j = 0; j < slots; j++) {
-    read(slot + j * WIDTH, part);
-    UNROLL for (int i = 0; i < N; i++) sum[i] = add(sum[i], part[i]);
+  constexpr int SLOTS = 32 / N;
+  float sum[N] = {};
+  for (int first = 0; first < slots; first += SLOTS) {
+    float part[SLOTS][N];
+    UNROLL for (int j = 0; j < SLOTS; j++)
+      if (first + j < slots) read(slot + (first + j) * WIDTH, part[j]);
+    UNROLL for (int j = 0; j < SLOTS; j++)
+      if (first + j < slots)
+        UNROLL for (int i = 0; i < N; i++) sum[i] = add(sum[i], part[j][i]);
   }
   UNROLL for (int i = 0; i < N; i++) out[i] = rounded(add(sum[i], out[i]));
 }
