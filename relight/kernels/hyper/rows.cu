@@ -321,18 +321,20 @@ extern "C" __global__ void __launch_bounds__(64)
   const int at = (blockIdx.y * 64 + threadIdx.x) * 8;
   wait_for_previous();
   if (at >= WIDTH) return;
-  float o[8], x[HC][8];
+  float o[8], x[HC][8], by[HC][HC], own[HC];
   read_eight(out + row * WIDTH + at, o);
-  UNROLL for (int j = 0; j < HC; j++) read_eight(streams + (row * HC + j) * WIDTH + at, x[j]);
+  UNROLL for (int j = 0; j < HC; j++) {
+    read_eight(streams + (row * HC + j) * WIDTH + at, x[j]);
+    own[j] = post[row * HC + j];
+    UNROLL for (int k = 0; k < HC; k++) by[j][k] = comb[(row * HC + j) * HC + k];
+  }
   if (routed) add_routed(routed + row * slots * WIDTH + at, slots, o, [](const float* from, float(&v)[8]) { read_eight(from, v); });
   UNROLL for (int k = 0; k < HC; k++) {
-    float by[HC], found[8];
-    UNROLL for (int j = 0; j < HC; j++) by[j] = comb[(row * HC + j) * HC + k];
-    const float own = post[row * HC + k];
+    float found[8];
     UNROLL for (int b = 0; b < 8; b++) {
       float all[HC];
-      UNROLL for (int j = 0; j < HC; j++) all[j] = mul(by[j], x[j][b]);
-      found[b] = add(mul(own, o[b]), tree(all));
+      UNROLL for (int j = 0; j < HC; j++) all[j] = mul(by[j][k], x[j][b]);
+      found[b] = add(mul(own[k], o[b]), tree(all));
     }
     write_eight(y + (row * HC + k) * WIDTH + at, found);
   }
