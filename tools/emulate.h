@@ -41,16 +41,17 @@ typedef Words<2> uint2;
 #define __forceinline__ inline
 #define __global__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 // Lanes take turns: one runs until it meets the others, then another goes on, in an order that each block draws anew. A switch is
 // a jump between stacks, a thousand times faster than threads that wait for each other.
 namespace turns {
-static const int MOST = 1024, STACK = 128 << 10;
+static const int MOST = watch::MOST, STACK = 128 << 10;
 static ucontext_t fresh[MOST];
 static jmp_buf lanes_at[MOST];
 static bool begun[MOST], done[MOST];
 static int order[MOST], place[MOST];  // lane order[i] has place i
-static int current, lanes_in_all;
+static int current, lanes_in_all, lanes_of_block;
 static long waits_in_vain;
 static unsigned drawn = 1;
 static void (*body)(void*);  // what each lane does, of `work`
@@ -75,7 +76,10 @@ HOST static void go_on() {  // leaves the lane that runs for the next one that i
   for (int i = 1; i <= lanes_in_all; i++) {
     const int next = order[(place[current] + i) % lanes_in_all];
     if (done[next]) continue;
-    current = threadIdx.x = next;
+    current = watch::me = next;
+    threadIdx.x = next % lanes_of_block;
+    watch::enter(next / lanes_of_block);
+    blockIdx.x = blockIdx.x / CLUSTER * CLUSTER + watch::rank;
     if (begun[next]) _longjmp(lanes_at[next], 1);
     begun[next] = true;
     setcontext(&fresh[next]);
@@ -104,22 +108,40 @@ struct Meeting {
   }
 };
 }  // namespace turns
-static turns::Meeting warps[32], block, end;
-static unsigned given[32][32][6];  // by warp, lane: what lanes show each other
+static turns::Meeting warps[32 * CLUSTER], blocks[CLUSTER], cluster, end;
+static unsigned given[32 * CLUSTER][32][6];  // by warp, lane: what lanes show each other
 HOST static int lane() { return threadIdx.x & 31; }
-HOST static int warp() { return threadIdx.x >> 5; }
+HOST static int warp() { return watch::me >> 5; }  // of all in a cluster
 HOST static void meet_warp(int line) { warps[warp()].wait(line); }
 HOST static void sync_warp(int line) {
   meet_warp(line);
-  watch::warp_meetings[threadIdx.x]++;
+  watch::warp_meetings[watch::me]++;
 }
 HOST static void sync_block(int line) {
-  block.wait(line);
-  watch::block_meetings[threadIdx.x]++;
+  blocks[watch::rank].wait(line);
+  watch::block_meetings[watch::me]++;
 }
 #define __syncwarp() sync_warp(__LINE__)
 #define __syncthreads() sync_block(__LINE__)
-HOST static void waited() { watch::waited[threadIdx.x] = true; }
+HOST static void waited() { watch::waited[watch::me] = true; }
+
+// A cluster: no thread is told anything before all are there, and none goes on before all are told.
+static int bytes_wanted[CLUSTER], bytes_told[CLUSTER];
+HOST static void meet_cluster(int line) {
+  cluster.wait(line);
+  watch::block_meetings[watch::me]++;
+}
+HOST static void want_told(int bytes) { bytes_wanted[watch::rank] = bytes, bytes_told[watch::rank] = 0; }
+HOST static void tell_block(float* place, int peer, float a, float b) {
+  watch::settle();
+  watch::tell(place, peer, a, b);
+  bytes_told[peer] += 8;
+}
+HOST static void hear_all(int line) {
+  meet_cluster(line);
+  if (bytes_told[watch::rank] != bytes_wanted[watch::rank])
+    watch::stop("a block waits for %d bytes and is told %d", bytes_wanted[watch::rank], bytes_told[watch::rank]);
+}
 
 // Copies past the registers land as late as they may: when their lane waits for them.
 struct Copy {
@@ -136,13 +158,13 @@ HOST static void copy_later(void* to, const void* from, int size) {
   watch::whole(to, size), watch::whole(from, size);
   watch::touch(from, size, false), watch::touch(to, size, true);
   watch::forget(to, size);
-  const int me = threadIdx.x;
+  const int me = watch::me;
   if (num_copies[me] == MOST_COPIES) watch::stop("a thread has more copies under way than are followed");
   copies[me][num_copies[me]++] = {(char*)to, from, size, groups_sent[me]};
 }
-HOST static void copies_sent_by_lane() { groups_sent[threadIdx.x]++; }
+HOST static void copies_sent_by_lane() { groups_sent[watch::me]++; }
 HOST static void copies_landed_but(int groups) {  // of those sent, the last ones may still be on their way
-  const int me = threadIdx.x, count = num_copies[me];
+  const int me = watch::me, count = num_copies[me];
   num_copies[me] = 0;
   for (int i = 0; i < count; i++) {
     const Copy one = copies[me][i];
@@ -329,26 +351,29 @@ template <class F> HOST void run(int columns, int rows, int threads, F kernel) {
   blockDim = {threads, 1, 1};
   gridDim = {columns, rows, 1};
   for (Meeting& one : warps) one = {32, 0, 0, 0};
-  block = end = {threads, 0, 0, 0};
-  lanes_in_all = threads;
+  for (Meeting& one : blocks) one = {threads, 0, 0, 0};
+  lanes_of_block = threads;
+  lanes_in_all = threads * CLUSTER;
+  cluster = end = {lanes_in_all, 0, 0, 0};
   waits_in_vain = watch::doubted.size = 0;
-  const int count = columns * rows;
+  const int count = columns * rows / CLUSTER;
   Grid<F> grid = {columns, rows, (int*)malloc(count * sizeof(int)), kernel};
   for (int i = 0; i < count; i++) grid.order[i] = i;
   shuffle(grid.order, count);
   work = &grid;
   body = [](void* given) HOST {
     const Grid<F>& grid = *(const Grid<F>*)given;
-    for (int i = 0; i < grid.columns * grid.rows; i++) {
-      blockIdx = {grid.order[i] % grid.columns, grid.order[i] / grid.columns, 0};
-      num_copies[threadIdx.x] = 0;
+    for (int i = 0; i < grid.columns * grid.rows / CLUSTER; i++) {
+      const int first = grid.order[i] * CLUSTER;
+      blockIdx = {first % grid.columns + watch::rank, first / grid.columns, 0};
+      num_copies[watch::me] = 0;
       grid.kernel();
       end.wait(0, true);
     }
   };
-  char* stacks = (char*)malloc((size_t)threads * STACK);
-  watch::stacks = stacks, watch::stacks_end = stacks + (size_t)threads * STACK;
-  for (int t = 0; t < threads; t++) {
+  char* stacks = (char*)malloc((size_t)lanes_in_all * STACK);
+  watch::stacks = stacks, watch::stacks_end = stacks + (size_t)lanes_in_all * STACK;
+  for (int t = 0; t < lanes_in_all; t++) {
     order[t] = t;
     begun[t] = done[t] = false;
     getcontext(&fresh[t]);
@@ -357,7 +382,7 @@ template <class F> HOST void run(int columns, int rows, int threads, F kernel) {
     makecontext(&fresh[t], []() HOST { body(work); done[current] = true; go_on(); }, 0);
   }
   begin_block();
-  current = order[threads - 1];
+  current = order[lanes_in_all - 1];
   if (!_setjmp(watch::ended)) go_on();
   free(stacks);
   free(grid.order);
@@ -382,7 +407,7 @@ struct Given {  // by the host, of one launch
 template <class... A> HOST const char* launch(void (*kernel)(A...), const Given& g) {
   watch::message[0] = 0;
   if (g.threads > g.bound) return "it has more threads than its launch bounds say";
-  if (g.columns < 1 || g.rows < 1 || g.rows > 65535) return "there is no such grid";
+  if (g.columns < 1 || g.columns % CLUSTER || g.rows < 1 || g.rows > 65535) return "there is no such grid";
   watch::ranges = g.ranges, watch::num_ranges = g.num_ranges;
   watch::changed = g.changed, watch::num_changed = g.num_changed;
   start(kernel, g.columns, g.rows, g.threads, g.arguments, g.sizes, g.count, std::index_sequence_for<A...>());

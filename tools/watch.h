@@ -10,6 +10,11 @@ extern "C" __attribute__((visibility("hidden"))) char __start_shared_memory[], _
     __bss_start[], _end[];
 __attribute__((used)) __shared__ char room[16];  // so that there is such a section
 
+#ifdef PEERS
+static const int CLUSTER = PEERS;  // blocks that run together
+#else
+static const int CLUSTER = 1;
+#endif
 struct Place { int x, y, z; };
 static Place emulated_places[4];
 #define threadIdx emulated_places[0]
@@ -22,7 +27,7 @@ struct Range {  // an argument's memory, and what of it was written: from `least
 };
 
 namespace watch {
-static const int NOBODY = -1, SEVERAL = -2, MOST = 1024;
+static const int NOBODY = -1, SEVERAL = -2, MOST = 1024 * CLUSTER;
 struct Access {
   int lane, warp, block;         // `block`: in which, counted since the library was loaded
   int block_meetings, warp_meetings;  // of the lane, before
@@ -30,7 +35,9 @@ struct Access {
 struct Byte {  // of shared memory
   Access written, read;
 };
-static Byte* bytes;
+static Byte *bytes, *all_bytes;  // of the block that runs, and of all of its cluster
+static char* rooms;              // shared memory of blocks that do not run
+static int rank, me;             // of the block that runs in its cluster, and of the lane in all of it
 static Range *ranges, *changed;  // `changed`: by the kernel in front, which may be at work till this one has waited for it
 static int num_ranges, num_changed, block;
 static int block_meetings[MOST], warp_meetings[MOST];
@@ -43,19 +50,33 @@ template <class... A> HOST void stop(const char* form, A... values) {
   snprintf(message, sizeof message, form, values...);
   _longjmp(ended, 1);
 }
-HOST static int now() { return threadIdx.x; }
+HOST static int now() { return me; }
 HOST static Access access_now() {
   const int lane = now();
   return {lane, lane / 32, block, block_meetings[lane], warp_meetings[lane]};
 }
 
+HOST static int room_bytes() { return __stop_shared_memory - __start_shared_memory; }
+HOST static void enter(int next) {
+  if (next != rank) {
+    memcpy(rooms + rank * room_bytes(), __start_shared_memory, room_bytes());
+    memcpy(__start_shared_memory, rooms + next * room_bytes(), room_bytes());
+  }
+  rank = next;
+  bytes = all_bytes + next * room_bytes();
+}
 HOST static void begin_block() {
-  if (!bytes) bytes = (Byte*)calloc(__stop_shared_memory - __start_shared_memory, sizeof(Byte));
+  if (!all_bytes) {
+    all_bytes = (Byte*)calloc(CLUSTER * room_bytes(), sizeof(Byte));
+    rooms = (char*)malloc(CLUSTER * room_bytes());
+  }
+  bytes = all_bytes + rank * room_bytes();
+  memset(rooms, 0xFF, CLUSTER * room_bytes());
   block++;
   memset(waited, 0, sizeof waited);
   memset(block_meetings, 0, sizeof block_meetings);
   memset(warp_meetings, 0, sizeof warp_meetings);
-  memset(__start_shared_memory, 0xFF, __stop_shared_memory - __start_shared_memory);  // no number
+  memset(__start_shared_memory, 0xFF, room_bytes());  // no number
 }
 
 // Whether lanes have met between an access and the one of now; __shfl_sync and its kin order no memory.
@@ -132,6 +153,18 @@ HOST static void touch(const void* p, int size, bool writes) {
   if (at >= __bss_start && at < _end) return;  // threadIdx and its like
   stop("thread %d of block (%d, %d) %s %d bytes outside of all arguments", now(), blockIdx.x, blockIdx.y,
        writes ? "writes" : "reads", size);
+}
+// Two values for another block of the cluster.
+HOST static void tell(float* place, int peer, float a, float b) {
+  const float values[2] = {a, b};
+  const int at = (char*)place - __start_shared_memory;
+  whole(place, 8);
+  memcpy(peer == rank ? (char*)place : rooms + peer * room_bytes() + at, values, 8);
+  for (int i = at; i < at + 8; i++) {
+    Byte& b = all_bytes[peer * room_bytes() + i];
+    if (b.written.block == block || !apart(b.read, access_now())) stop("thread %d tells a block what it was told, or reads meanwhile", now());
+    b.written = access_now();
+  }
 }
 // What was there is gone, and what will be is not there yet.
 HOST static void forget(void* p, int size) {

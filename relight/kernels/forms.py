@@ -34,6 +34,11 @@ class Form:
         return self.capability >= 90
 
     @property
+    def clusters(self) -> bool:
+        """Whether blocks may write into the shared memory of each other."""
+        return self.capability >= 90
+
+    @property
     def groups(self) -> bool:
         """Whether four warps may multiply together what lies in shared memory."""
         return self.capability == 90

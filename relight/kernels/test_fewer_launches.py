@@ -9,7 +9,7 @@ from relight.kernels import index
 from relight.kernels.attend import Keys, Turn
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.experts import in_order
-from relight.kernels.hyper import Mix, Unspread
+from relight.kernels.hyper import Mix, Unspread, cuda
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.index import Asked
 from relight.kernels.index.rows import RowIndex
@@ -72,6 +72,30 @@ def some_streams(tools: Toolbox, rows: int) -> tuple[Tensor, Tensor, Tensor, Mix
     sizes = ((rows, 4), (rows, 4), (rows, 4, 4))
     mix = Mix(*(torch.rand(size, device=DEVICE) for size in sizes))
     return streams, out, torch.randn(rows, 6, WIDTH, device=DEVICE), mix
+
+
+@pytest.mark.parametrize("rows", [1, 6, 16, 65])
+def test_mixes_that_blocks_end_together(
+    device_tools: Toolbox, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not device_tools.form.clusters:
+        pytest.skip("no clusters")
+    fast = RowHyper(device_tools)
+    for width, block in ((4096, 128), (5120, 32)):
+        streams = randoms(rows, 4, width, device=DEVICE, dtype=boundary_of(device_tools))
+        shapes = ((24, 4 * width), (24,), (3,))
+        weights = [torch.randn(shape, device=DEVICE) for shape in shapes]
+        norm, found = torch.rand(width, device=DEVICE), []
+        for peers in (True, False):
+            if not peers:
+                monkeypatch.setattr(cuda, "peer_threads", lambda form, width: 0)
+            given = (streams, *weights, None, norm)
+            how = {"iterations": 20, "eps": EPS, "norm_eps": EPS, "act_block": block}
+            _, mix, x = fast.mix_and_read(*given, **how)
+            found.append((x, mix.pre, mix.post, mix.comb, *device_tools.quantise(x, block)))
+        monkeypatch.undo()
+        for together, alone in zip(*found, strict=True):
+            assert_bits_equal(together, alone)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 300])

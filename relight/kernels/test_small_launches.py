@@ -87,10 +87,28 @@ def test_a_sublayer_is_four_launches_around_its_streams(tools) -> None:
     fast.expand(x, streams, mix)
     assert tools.launched == [
         ("mix_parts", 256, (128, 5)),
-        ("mix_end", 288, (17, 1)),
+        ("mix_end_by_peers", 256, (8, 17)),
         ("balance", 256, (2, 1)),
         ("spread", 64, (17, 8)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arch", "width", "wanted"),
+    [
+        ("sm_90", 5120, ("mix_end_by_peers", 320, (8, 3))),
+        ("sm_90", 1152, ("mix_end", 96, (3, 1))),
+        ("sm_89", 4096, ("mix_end", 288, (3, 1))),
+    ],
+)
+def test_blocks_end_a_mix_together_where_there_are_clusters(
+    arch: str, width: int, wanted: tuple[str, int, tuple[int, int]]
+) -> None:
+    tools: Any = Noting(form_of(arch))
+    f32, streams = {"dtype": F32}, some(3, 4, width)
+    given = (some(24, 4 * width, **f32), some(24, **f32), some(3, **f32), None, some(width, **f32))
+    RowHyper(tools).mix_and_read(streams, *given, iterations=20, eps=1e-6, norm_eps=1e-6, late=True)
+    assert tools.launched[1:] == [wanted]
 
 
 def test_vectors_are_one_launch_a_way(tools) -> None:
@@ -235,7 +253,7 @@ def test_more_rows_than_a_grid_is_wide_are_launched_all(tools) -> None:
     assert covered["row_op"] == MOST_BLOCKS  # each goes on
 
 
-BY_SECOND = ("attend_scores", "attend_values", "index_scores")
+BY_SECOND = ("attend_scores", "attend_values", "index_scores", "mix_end_by_peers")
 """Whose rows are the second size of a grid, in passes."""
 
 

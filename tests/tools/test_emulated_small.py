@@ -18,6 +18,7 @@ from relight.kernels import hyper
 from relight.kernels.canary import check
 from relight.kernels.cuda_tools import VARIANTS
 from relight.kernels.experts import in_order
+from relight.kernels.hyper import cuda as hyper_kernels
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.norm import rms_norm
 from relight.kernels.projected import given_hyper
@@ -177,6 +178,38 @@ def test_streams_of_any_few_rows_have_the_bits_of_those_among_others(
     for rows in range(1, 9):
         for one, of_all in zip(run(rows), wanted, strict=True):
             assert_bits_equal(one, of_all[:rows], f"{rows} rows")
+
+
+@pytest.mark.parametrize(("width", "block"), [(1024, 128), (5120, 32)])
+def test_blocks_that_end_a_mix_together_leave_the_bits_of_one(
+    tools: Toolbox, width: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the head, and of a row beside one that is no number."""
+    if not tools.form.clusters:
+        pytest.skip("no clusters")
+    fast, streams = RowHyper(tools), randoms(2, 4, width, device=CPU, dtype=torch.bfloat16)
+    streams[1, 2, 77] = NAN
+    fn, base, scale, norm = (
+        torch.randn(24, 4 * width),
+        torch.rand(24),
+        torch.rand(3),
+        torch.rand(width),
+    )
+    epsilons = {"eps": EPS, "norm_eps": EPS}
+
+    def run() -> list[Tensor]:
+        found = []
+        for pre in (None, torch.linspace(0.1, 2, 8).view(2, 4)):
+            given = (streams, fn, base, scale, pre, norm)
+            _, mix, x = fast.mix_and_read(*given, iterations=2, act_block=block, **epsilons)
+            found += [x, mix.pre, mix.post, mix.comb, *tools.quantise(x, block)]
+        head = (fn[:4], base[:4], scale[:1], norm)
+        return [*found, *fast.read_by_head(streams, *head, **epsilons)]
+
+    together = run()
+    monkeypatch.setattr(hyper_kernels, "peer_threads", lambda form, width: 0)
+    for found, wanted in zip(together, run(), strict=True):
+        assert_bits_equal(found, wanted)
 
 
 def test_what_a_sublayer_reads_has_the_bits_of_the_definition(tools: Toolbox) -> None:

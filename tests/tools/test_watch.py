@@ -33,6 +33,20 @@ extern "C" __global__ void __launch_bounds__(64) look(const float* x, float* y) 
 }
 """
 
+PEERS = """
+struct alignas(8) Told { float v[2][128]; };
+extern "C" __global__ void __launch_bounds__(64) look(const float* x, float* y) {
+  __shared__ Told s;
+  const int i = threadIdx.x, rank = blockIdx.x & 1;
+  if (i == 0) want_told(1024);
+  waited();
+  meet_cluster(1);
+  for (int peer = 0; peer < %d; peer++) tell_block(&s.v[rank][2 * i], peer, x[i], x[i]);
+  %s
+  y[i] = s.v[1 - rank][2 * i];
+}
+"""
+
 RIGHT = {
     "shared by a block": "waited(); s[i] = x[i]; __syncthreads(); y[i] = s[63 - i]; }",
     "shared by a warp": "waited(); s[i] = x[i]; __syncwarp(); y[i] = s[i ^ 31]; }",
@@ -80,9 +94,11 @@ def ran(
     grid: tuple[int, int] = (2, 1),
     threads: int = 64,
     changed: bool = False,
+    peers: int = 0,
 ) -> str:
-    """What is told of it; `changed`: the kernel in front has written x."""
-    kernel = Kernel("look", "", "look", (("PDL", 1),))
+    """What is told of it; `changed`: the kernel in front has written x; `peers`: blocks that are a
+    cluster, if any are."""
+    kernel = Kernel("look", "", "look", (("PDL", 1), *((("PEERS", peers),) if peers else ())))
     go = library(source, kernel, folder)
     x, y = torch.arange(64.0), torch.zeros(64)
     memory = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in (x, y)]
@@ -113,6 +129,22 @@ def test_a_copy_is_not_read_before_it_has_landed(tmp_path: Path) -> None:
     assert ran(COPIES % 0, tmp_path) == ""
     (tmp_path / "late").mkdir()
     assert "which nobody wrote" in ran(COPIES % 1, tmp_path / "late")
+
+
+@pytest.mark.parametrize(
+    ("told", "wait", "words"),
+    [
+        (2, "hear_all(2);", ""),
+        (2, "", "of shared memory"),
+        (1, "hear_all(2);", "waits for 1024 bytes and is told"),
+    ],
+)
+def test_blocks_wait_for_what_others_tell_them(
+    told: int, wait: str, words: str, tmp_path: Path
+) -> None:
+    found = ran(PEERS % (told, wait), tmp_path, grid=(4, 2), peers=2)
+    assert words in found if words else not found
+    assert "no such grid" in ran(PEERS % (told, wait), tmp_path, grid=(3, 1), peers=2)
 
 
 def test_more_threads_than_launch_bounds_are_told(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Hyper-connections on CUDA devices: which kernels there are. Knows no sublayer, and not whether it
 is chosen."""
 
+from dataclasses import replace
+
 import torch
 
 from relight.kernels.block import Block, block_of, rounded_by, short
@@ -13,6 +15,9 @@ HC = 4
 SLICE = 128
 PARTS = 32
 """Of the source: values that a block of `mix_parts` sums, and what it leaves for each row."""
+
+PEERS = 8
+"""Blocks that end the mix of a row together, where a device has clusters: as many as any has."""
 
 PIECES = 3
 """Of bf16, whose sum a float32 is: 24 bits are three times eight."""
@@ -49,6 +54,21 @@ def mix_end(
     scale. `pieces`: of weights, with which the matrix unit has multiplied."""
     what = "mix-end" if not pieces else f"mix-end of {pieces} pieces"
     return _kernel(what, "mix_end", form, block, boundary, outputs, act_block, pieces)
+
+
+def mix_end_by_peers(
+    form: Form, block: Block, boundary: torch.dtype, outputs: int, act_block: int = 0
+) -> Kernel:
+    made = _kernel(
+        "mix-end by peers", "mix_end_by_peers", form, block, boundary, outputs, act_block
+    )
+    return replace(made, macros=(*made.macros, ("PEERS", PEERS)))
+
+
+def peer_threads(form: Form, width: int) -> int:
+    """Of a block of `mix_end_by_peers`; 0 where there is none."""
+    chunks, left = divmod(width, 128 * PEERS)
+    return 64 * chunks if form.clusters and chunks and not left else 0
 
 
 def split_weights(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:
@@ -97,6 +117,10 @@ def kernels(form: Form) -> list[Kernel]:
         assert held is not None
         found += [make(form, held, boundary, count) for make in makes for count in outputs]
         found.append(mix_end(form, held, boundary, outputs[0], act_block))
+        if peer_threads(form, width):
+            made = (form, held, boundary)
+            found += [mix_end_by_peers(*made, count) for count in outputs]
+            found.append(mix_end_by_peers(*made, outputs[0], act_block))
         if form.bf16:
             given = (form, held, boundary, outputs[0])
             found += [split_weights(*given), mix_end(*given, act_block, PIECES)]

@@ -8,6 +8,9 @@
 //
 // OUTPUTS: 24 for a sublayer (pre, post, comb), 4 for the head (pre).
 #include "row.cuh"
+#if PEERS
+#include "peers.cuh"
+#endif
 
 constexpr int HC = 4, INNER = HC * WIDTH, SLICE = 128, SPLITS = INNER / SLICE, PARTS = 32;
 constexpr int PART_WARPS = 8, OWN = (OUTPUTS + PART_WARPS - 1) / PART_WARPS;
@@ -312,6 +315,101 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, !PIECES ? 0 : PAIRS <
   if (!last) put_rounded(v, sizes, row, codes, scales);
 #endif
 }
+
+#if PEERS
+// The same by a cluster of blocks a row, each of which has every PEERS-th 128 columns, a pair a thread: what one block has in front of
+// it takes a processor longer than asking others. All read all parts. Squares are folded as `take` folds them: a block folds the
+// top bits of its columns' numbers, then all have the next three, which are the number of the block, and the rest.
+// Grid: PEERS, n.
+constexpr int CHUNKS = WIDTH / (128 * PEERS), END_THREADS = 64 * CHUNKS;
+static_assert(PEERS == 8 && WIDTH % (128 * PEERS) == 0, "three bits are the number of a block");
+struct alignas(8) Squares {
+  float own[CHUNKS][128], of_all[PEERS][128];
+};
+template <int N> D void tree_of_pairs(float (&v)[N][2]) {  // into the first
+  UNROLL for (int b = 0; b < 2; b++) {
+    float all[N];
+    UNROLL for (int i = 0; i < N; i++) all[i] = v[i][b];
+    v[0][b] = tree(all);
+  }
+}
+extern "C" __global__ void __cluster_dims__(PEERS, 1, 1) __launch_bounds__(END_THREADS, 1)
+    mix_end_by_peers(const float* parts, const float* base, const float* scale, const In* streams, const float* reading,
+                     const float* weight, float eps, float norm_eps, float* pre, float* post, float* logits, Out* x, Out* plain,
+                     u8* codes, float* scales) {
+  __shared__ float sums[WARPS][PARTS];
+  __shared__ Squares squares;
+  __shared__ u64 told;
+  const i64 row = blockIdx.y;
+  const int lane = lane_id(), chunk = threadIdx.x / 64, inside = threadIdx.x % 64 * 2, at = (chunk * PEERS + blockIdx.x) * 128 + inside;
+  const int output = min(lane, OUTPUTS - 1);
+  const float own_scale = scale[output < 4 ? 0 : output < 8 ? 1 : 2], own_base = base[output];
+  float w[2], read[HC][2], by[HC], v[2], square[2];
+  read_pair(weight + at, w);
+  greet_peers(&told, sizeof squares.of_all);
+  wait_for_previous();
+  UNROLL for (int k = 0; k < HC; k++) {
+    read_pair(streams + (row * HC + k) * WIDTH + at, read[k]);
+    by[k] = reading ? reading[row * HC + k] : 0.f;
+  }
+  for (int group = warp_id(); group < WARPS; group += END_THREADS / 32) {  // as warps of `mix_end` have them
+    const float* part = parts + (row * SPLITS + group * (SPLITS / WARPS)) * PARTS + min(lane, OUTPUTS);
+    float all[SPLITS / WARPS];
+    UNROLL for (int k = 0; k < SPLITS / WARPS; k++) all[k] = part[k * PARTS];
+    UNROLL for (int k = 1; k < SPLITS / WARPS; k++) all[0] = add(all[0], all[k]);
+    sums[group][lane] = all[0];
+  }
+  __syncthreads();
+  float s = sums[0][lane];
+  UNROLL for (int g = 1; g < WARPS; g++) s = add(s, sums[g][lane]);
+  const float mean = mul(__shfl_sync(~0u, s, OUTPUTS), 1.f / INNER);
+  const float logit = add(mul(mul(s, rsqrtf(add(mean, norm_eps))), own_scale), own_base);
+  const float gate = sigmoid(logit), own = add(gate, eps);
+  if (!reading)
+    UNROLL for (int k = 0; k < HC; k++) by[k] = __shfl_sync(~0u, own, k);
+  UNROLL for (int b = 0; b < 2; b++) {
+    float all[HC];
+    UNROLL for (int k = 0; k < HC; k++) all[k] = mul(read[k][b], by[k]);
+    v[b] = rounded(tree(all));
+    square[b] = mul(v[b], v[b]);
+  }
+  write_pair(&squares.own[chunk][inside], square);
+  __syncthreads();
+  float folded[CHUNKS][2];
+  UNROLL for (int c = 0; c < CHUNKS; c++) read_pair(&squares.own[c][inside], folded[c]);
+  tree_of_pairs(folded);
+  meet_peers();
+  UNROLL for (int i = 0; i < PEERS; i += CHUNKS)
+    if (i + chunk < PEERS) tell_peer(&squares.of_all[blockIdx.x][inside], &told, i + chunk, folded[0][0], folded[0][1]);
+  hear_peers(&told);
+  float halves[2][2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    float all[PEERS][2];
+    UNROLL for (int p = 0; p < PEERS; p++) read_pair(&squares.of_all[p][h * 64 + lane * 2], all[p]);
+    tree_of_pairs(all);
+    UNROLL for (int b = 0; b < 2; b++) halves[h][b] = all[0][b];
+  }
+  float ends[2];
+  UNROLL for (int b = 0; b < 2; b++) ends[b] = lanes_tree(add(halves[0][b], halves[1][b]));
+  const float factor = rsqrtf(add(mean_of(add(ends[0], ends[1])), norm_eps));
+  if (plain) write_pair(plain + row * WIDTH + at, v);
+  UNROLL for (int b = 0; b < 2; b++) v[b] = rounded(mul(mul(v[b], factor), w[b]));
+  write_pair(x + row * WIDTH + at, v);
+#if ROUNDS
+  __shared__ u32 sizes[END_THREADS / 32];
+  tell_size(v, sizes);
+  if (ROUNDS > 32) __syncthreads();
+  put_rounded(v, sizes, row * WIDTH + at, codes, scales);
+#endif
+#if OUTPUTS > 4
+  if (blockIdx.x == 0 && warp_id() == 0) {
+    if (lane < 4) pre[row * HC + lane] = own;
+    else if (lane < 8) post[row * HC + lane - 4] = mul(2.f, gate);
+    else if (lane < OUTPUTS) logits[row * HC * HC + lane - 8] = logit;
+  }
+#endif
+}
+#endif
 
 // out [n, WIDTH], streams [n, HC, WIDTH] -> y [n, HC, WIDTH]: y_k = post_k * out + sum_j comb[j, k] * stream_j. `routed` [n,
 // slots, WIDTH] or null: what is added first. Grid: n, columns by 512, of which a thread has eight.

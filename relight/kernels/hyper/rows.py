@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relight.kernels.block import Block, in_place, rounds
 from relight.kernels.hyper import Mix, Unspread, cuda
+from relight.kernels.launch import Grid, Launch
 from relight.kernels.passes import passes, rows_of_a_pass
 from relight.kernels.toolbox import Toolbox
 
@@ -149,15 +150,31 @@ class RowHyper:
         act_block = act_block if rounds(width, held.threads) else 0
         handed = self._tools.hand_over(x, act_block) if act_block else (None, None)
         for part, parts, pieces in self._parts(streams, fn, late):
-            end = cuda.mix_end(self._tools.form, held, streams.dtype, len(base), act_block, pieces)
-            last = self._tools.load(end, held.threads + 32)
+            rows = part.stop - part.start
+            last, grid = self._end(rows, held, streams.dtype, len(base), act_block, pieces)
             read = (streams[part], _part(reading, part), norm)
             given = (parts, base, scale, *read, *epsilons)
             made = (_part(one, part) for one in outputs)
             also = (_part(one, part) for one in (plain, *handed))
-            rows = part.stop - part.start
-            last((rows, 1), *given, *made, x[part], *also)
+            last(grid, *given, *made, x[part], *also)
         return streams, x
+
+    def _end(
+        self,
+        rows: int,
+        held: Block,
+        boundary: torch.dtype,
+        outputs: int,
+        act_block: int,
+        pieces: int,
+    ) -> tuple[Launch, Grid]:
+        form = self._tools.form
+        peers = 0 if pieces else cuda.peer_threads(form, held.width)
+        if peers:
+            end = cuda.mix_end_by_peers(form, held, boundary, outputs, act_block)
+            return self._tools.load(end, peers), (cuda.PEERS, rows)
+        end = cuda.mix_end(form, held, boundary, outputs, act_block, pieces)
+        return self._tools.load(end, held.threads + 32), (rows, 1)
 
     def _parts(
         self, streams: Tensor, fn: Tensor, late: Unspread | None
