@@ -36,15 +36,20 @@ D int best_of(u32 rank) {
   u32 own[OWN];
   UNROLL for (int i = 0; i < OWN; i++) own[i] = ranks[i * 32 + lane];
   UNROLL for (int k = 0; k < K; k++) {
-    u32 best = own[0];
-    int at = lane;
-    UNROLL for (int i = 1; i < OWN; i++)
-      if (own[i] > best) {
-        best = own[i];
-        at = i * 32 + lane;
-      }
-    const u32 most = warp_max(best);
-    const int first = EXPERTS - (int)warp_max(best == most ? EXPERTS - at : 0);
+    u32 best[OWN];
+    int at[OWN];
+    UNROLL for (int i = 0; i < OWN; i++) {
+      best[i] = own[i];
+      at[i] = i * 32 + lane;
+    }
+    UNROLL for (int apart = 1; apart < OWN; apart *= 2)  // of neighbours, so of equals the first wins
+      UNROLL for (int i = 0; i + apart < OWN; i += 2 * apart)
+        if (best[i + apart] > best[i]) {
+          best[i] = best[i + apart];
+          at[i] = at[i + apart];
+        }
+    const u32 most = warp_max(best[0]);
+    const int first = EXPERTS - (int)warp_max(best[0] == most ? EXPERTS - at[0] : 0);
     UNROLL for (int i = 0; i < OWN; i++)
       if (i * 32 + lane == first) own[i] = 0;  // less than any rank
     if (lane == k) chosen = first;
