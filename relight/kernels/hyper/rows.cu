@@ -50,7 +50,7 @@ D void read_four(const u16* p, float (&v)[4]) {
 // What a sublayer of experts gave, behind its shared expert's part: ((0 + slot 0) + slot 1) + ... + out, rounded. Some slots are on
 // their way together: a loop of unknown length would wait for each.
 template <int N, class Read> D void add_routed(const float* slot, int slots, float (&out)[N], Read read) {
-  constexpr int SLOTS = 32 / N;
+  constexpr int SLOTS = N < 4 ? 8 : 32 / N;
   float sum[N] = {};
   for (int first = 0; first < slots; first += SLOTS) {
     float part[SLOTS][N];
@@ -104,36 +104,37 @@ extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
   }
 }
 
-D void write_four(float* p, const float (&v)[4]) {
-  *(uint4*)p = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
-}
-D void write_four(u16* p, const float (&v)[4]) {
-  write_pair(p, *(const float(*)[2])v);
-  write_pair(p + 2, *(const float(*)[2])(v + 2));
-}
-// The same of streams that are spread as they are read, as by `spread` below, and come out as y. All warps spread the same slice.
-// Grid: SPLITS, n.
+D float read_one(const float* p) { return *p; }
+D float read_one(const u16* p) { return from_bf16(*p); }
+D void write_one(float* p, float v) { *p = v; }
+D void write_one(u16* p, float v) { *p = to_bf16(v); }
+// The same of streams that are spread as they are read, as by `spread` below, and come out as y: a thread a value, then all warps
+// have the slice. Grid: SPLITS, n.
 extern "C" __global__ void __launch_bounds__(32 * PART_WARPS)
     spread_parts(const In* out, const float* routed, int slots, const In* streams, const float* post, const float* comb, Out* y,
                  const float* fn, float* parts) {
-  const int from = blockIdx.x * SLICE + lane_id() * 4, k = from / WIDTH, at = from % WIDTH;
+  __shared__ uint4 slice[SLICE / 4];
+  const int from = blockIdx.x * SLICE;
   const i64 row = blockIdx.y;
-  float w[OWN][4], o[4], x[HC][4], c[HC], v[4];
-  read_own(fn, from, w);
+  float w[OWN][4], v[4];
+  read_own(fn, from + lane_id() * 4, w);
   wait_for_previous();
-  read_four(out + row * WIDTH + at, o);
-  UNROLL for (int j = 0; j < HC; j++) {
-    read_four(streams + (row * HC + j) * WIDTH + at, x[j]);
-    c[j] = comb[(row * HC + j) * HC + k];
+  if (threadIdx.x < SLICE) {
+    const int k = (from + threadIdx.x) / WIDTH, at = (from + threadIdx.x) % WIDTH;
+    float o[1] = {read_one(out + row * WIDTH + at)}, x[HC], c[HC], all[HC];
+    UNROLL for (int j = 0; j < HC; j++) {
+      x[j] = read_one(streams + (row * HC + j) * WIDTH + at);
+      c[j] = comb[(row * HC + j) * HC + k];
+    }
+    const float p = post[row * HC + k];
+    if (routed) add_routed(routed + row * slots * WIDTH + at, slots, o, [](const float* from, float(&v)[1]) { v[0] = *from; });
+    UNROLL for (int j = 0; j < HC; j++) all[j] = mul(c[j], x[j]);
+    const float found = rounded(add(mul(p, o[0]), tree(all)));
+    ((float*)slice)[threadIdx.x] = found;
+    write_one(y + row * INNER + from + threadIdx.x, found);
   }
-  const float p = post[row * HC + k];
-  if (routed) add_routed(routed + row * slots * WIDTH + at, slots, o, [](const float* from, float(&v)[4]) { read_four(from, v); });
-  UNROLL for (int i = 0; i < 4; i++) {
-    float all[HC];
-    UNROLL for (int j = 0; j < HC; j++) all[j] = mul(c[j], x[j][i]);
-    v[i] = rounded(add(mul(p, o[i]), tree(all)));
-  }
-  if (warp_id() == 0) write_four(y + row * INNER + from, v);
+  __syncthreads();
+  read_four((const float*)slice + lane_id() * 4, v);
   put_parts(v, w, parts + (row * SPLITS + blockIdx.x) * PARTS);
 }
 
