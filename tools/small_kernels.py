@@ -84,7 +84,7 @@ def _hyper(tools: Toolbox, device: torch.device, rows: int, family: Family) -> l
     return [
         Pair(
             "mHC mix and read",
-            2,
+            3,
             lambda: fast.mix_and_read(*parts, None, norm, iterations=20, eps=EPS, norm_eps=EPS),
             definition,
         ),
