@@ -55,6 +55,10 @@ INSTRUCTIONS = (
         "p = e4m3_pair(w); q = e4m3_pair(w >> 16);",
     ),
     (r'asm\("cvt\.rn\.satfinite\.e4m3x2.*?\);', "r = to_e4m3(a) | to_e4m3(b) << 8;"),
+    (
+        r'asm\("max\.NaN\.bf16x2.*?\);',
+        "r = max(a & 0xFFFF0000u, b & 0xFFFF0000u) | max(a & 0xFFFFu, b & 0xFFFFu);",
+    ),
     (r'asm\("mul\.rn\.f16x2.*?\);', "r = half_products(pair, lift);"),
     (r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 16);"),
     (r'asm volatile\("cp\.async\.ca[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 4);"),

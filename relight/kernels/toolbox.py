@@ -60,13 +60,18 @@ class Toolbox:
         self._handed[x] = found = _room(x, block)
         return found
 
+    def handed_over(self, x: Tensor, block: int) -> tuple[Tensor, Tensor] | None:
+        """What was, if it was."""
+        codes, scales = self._handed.get(x, (None, None))
+        fits = scales is not None and scales.shape[1] * block == x.shape[1]
+        return (codes, scales) if fits else None
+
     def quantise(self, x: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
         """x [n, K] float32 or bfloat16 -> E4M3 codes [n, K] uint8 and scales [n, K / block] float32
         as `codec.fp8_quantise` makes them; a block that is not finite has the scale NaN. K is a
         multiple of 128, block 128 or 32. What was handed over is not made again."""
-        codes, scales = self._handed.get(x, (None, None))
-        if scales is not None and scales.shape[1] * block == x.shape[1]:
-            return codes, scales
+        if (known := self.handed_over(x, block)) is not None:
+            return known
         x = x.contiguous()
         codes, scales = _room(x, block)
         kernel = act_quant(self.form, x_bf16=x.dtype == torch.bfloat16, block=block)

@@ -19,6 +19,8 @@ SPILLS = {
     "experts fp4 by 32 given down to bf16": 32,
     "linear fp8 K=1024 rows<=16 to bf16": 32,
     "linear fp8 K=8192 rows<=16 to bf16": 32,
+    "linear fp8 rounding K=8192 rows<=8 to bf16": 8,
+    "linear fp8 rounding by 32 K=8192 rows<=8 to bf16": 8,
     "linear fp8 by 32 K=1280 rows<=16 to bf16": 60,
     "linear fp8 by 32 K=6144 rows<=8 to bf16": 24,
     "linear fp8 by 32 K=6144 rows<=16 to bf16": 112,

@@ -13,10 +13,11 @@ from relight.kernels.codec import fp8_quantise, fp8_round
 from relight.kernels.cuda_tools import EXPERTS
 from relight.kernels.experts import cuda as experts
 from relight.kernels.linear.halves import Halves
+from relight.kernels.linear.step import StepLinear
 from relight.kernels.select import Selection
 from relight.kernels.testing import assert_bits_equal
 from relight.kernels.toolbox import Toolbox
-from relight.kernels.trials import experts_trial, fp4_stack, linear_trials, tokens
+from relight.kernels.trials import experts_trial, fp4_stack, fp8_weight, linear_trials, tokens
 from tools.emulate import emulated
 
 CPU = torch.device("cpu")
@@ -49,6 +50,23 @@ def test_products_are_near_their_definitions(tools: Toolbox) -> None:
         assert beside[1::3].isnan().flatten(1).any(1).all(), trial.shape
         for row in (0, 2, 3, 8):
             assert_bits_equal(beside[row], found[row], trial.shape)
+
+
+@pytest.mark.parametrize("block", [128, 32])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_product_that_rounds_its_tokens_has_the_bits_of_one_that_is_given_codes(
+    tmp_path: Path, rows: int, block: int
+) -> None:
+    tools, bf16 = emulated("sm_90", tmp_path), torch.bfloat16
+    fast, w, x = StepLinear(tools), fp8_weight(64, 8192, CPU, block), tokens(8, 8192, CPU, bf16)
+    x[1, 128:256], x[2], x[5, 1024:] = 0.0, x[2] * 1e-9, x[5, 1024:] * 1e30
+    x[3, 5], x[4, 700] = float("nan"), float("inf")
+    found = fast.linear(x[:rows], w, bf16)
+    wanted = fast.multiply(*tools.quantise(x[:rows], block), w, bf16)
+    healthy = wanted.isfinite().all(1)
+    assert healthy.tolist() == [row not in (3, 4) for row in range(rows)]
+    assert_bits_equal(found[healthy], wanted[healthy])
+    assert bool(found[~healthy].isnan().all())
 
 
 def test_float32_tokens_come_back_from_their_halves(tmp_path: Path) -> None:

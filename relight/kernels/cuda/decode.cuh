@@ -45,6 +45,27 @@ D void e4m3(u32 w, u32& p, u32& q, u32 = 0) {
 }
 #endif
 
+// Of two pairs of bf16 without signs the larger ones, NaN on top.
+D u32 larger_two(u32 a, u32 b) {
+#if STEP_FORM == 80
+  u32 r;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+#else
+  return max(a & 0xFFFF0000u, b & 0xFFFF0000u) | max(a & 0xFFFFu, b & 0xFFFFu);
+#endif
+}
+// Two floats within 448 -> E4M3 bytes.
+#if CONVERTS_E4M3
+D u32 two_e4m3(float a, float b) {
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(r) : "f"(a), "f"(b));
+  return r;
+}
+#else
+D u32 two_e4m3(float a, float b) { return to_e4m3(a) | to_e4m3(b) << 8; }
+#endif
+
 // 16 bytes of weights hold LOADED values, which are LOADED / 4 calls of step(). A UNIT of K is what is asked for at once.
 #if FORMAT == 8
 constexpr int UNIT = 128, LOADED = 16;

@@ -36,15 +36,6 @@ constexpr int SX = BLOCK == 128 ? 1 : 2;  // scales of tokens among a lane's res
 D uint4 flow16(const void* p) { LOAD16(".nc.L1::no_allocate" L2_FETCH); }  // with the half of its line that is asked for next
 
 #if ROUNDS
-#if CONVERTS_E4M3
-D u32 two_e4m3(float a, float b) {
-  u16 r;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(r) : "f"(a), "f"(b));
-  return r;
-}
-#else
-D u32 two_e4m3(float a, float b) { return to_e4m3(a) | to_e4m3(b) << 8; }
-#endif
 D void round_quarter(const u8* from, uint4 (&codes)[X_WORDS], float& sx) {
   float v[LOADED];
   u32 largest = 0;

@@ -18,17 +18,23 @@
 // E2M1 has a scale for each 32 values of a row, which is one quarter. The quad-pairs of form 70 keep quarters apart by
 // themselves; for other forms flow.cuh walks. Either way 32 values are summed by the matrix unit and scaled once.
 //
+// ROUNDS, of E4M3 weights: tokens come as bf16 and are rounded here as act_quant (small.cu) would.
+//
 // Macros that decide bits: FORMAT (8 E4M3, 16 bf16, 4 E2M1), K, SLICES, STEP_FORM and what of decode.cuh the form has. Macros
 // that decide speed only: ROW_WARPS (warps of a block along the rows), TILES, TOKEN_TILES, AHEAD (units in flight), RING (they
 // fly into shared memory), MIN_BLOCKS, PDL. PAIRED: the second 8 rows of a tile are those of a second matrix (gate and up).
 #pragma once
 #include "decode.cuh"
 
+#ifndef ROUNDS
+#define ROUNDS 0
+#endif
 constexpr bool APART = FORMAT == 4 && STEP_FORM != 70;  // flow.cuh
 constexpr bool FINE = FORMAT == 8 && BLOCK == 32;  // a unit has four scales
 constexpr bool FOLDED = FINE && X_BF16, CROSSED = FINE && !FOLDED && STEP_FORM == 80;
+constexpr bool OWN_GRID = ROUNDS && FORMAT == 8;
 // Lanes pass on scales of tokens, one of a unit each, where few warps of a block have the same tokens.
-constexpr bool PASSED = CROSSED && ROW_WARPS <= 2;
+constexpr bool PASSED = CROSSED && ROW_WARPS <= 2 && !OWN_GRID;
 constexpr bool WHOLE = CROSSED || (RING && TOKEN_TILES == 1);  // a warp asks for whole lines of weights
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
@@ -46,6 +52,7 @@ static_assert((FORMAT == 8 ? BLOCK : 128) % (16 * TILES) == 0, "a warp's rows li
 static_assert(BLOCK == 128 || BLOCK == 32, "scales are for 128 or for 32 values");
 static_assert(!FINE || FOLDED || STEP_FORM != 75, "form 75 mixes quarters");
 static_assert(!WHOLE || (RING && UNIT_BYTES == 128), "lanes swap through shared memory, where a unit of a row is a line");
+static_assert(!OWN_GRID || (STEP_FORM == 80 && X_BYTES == 1), "neighbouring lanes hold what shares a scale");
 static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
 
 D int my_k() { return warp_id() % SLICES * SLICE; }
@@ -68,8 +75,9 @@ struct Operands {  // where this lane's values begin
   const u8* x[TOKEN_TILES];
   const float* sx[TOKEN_TILES][X_SCALES];
 };
+constexpr int CAME_BYTES = OWN_GRID ? 2 : X_BYTES, CAME_WORDS = LOADED * CAME_BYTES / 16;  // of tokens in memory
 struct Side {  // what a piece needs beside its weights
-  uint4 x[TOKEN_TILES][PIECE_CHUNKS][X_WORDS];
+  uint4 x[TOKEN_TILES][PIECE_CHUNKS][CAME_WORDS];  // rounded ones are in the first word
   float sx[TOKEN_TILES][X_SCALES][SPANS];
   u32 sw;  // a byte, or two, or four
   float own[TOKEN_TILES];  // PASSED: the scale of token my_token() in quarter lane_quarter() of the unit
@@ -151,10 +159,11 @@ template <int COUNT> D void read_scales(const float* p, float (&v)[COUNT]) {
 D void read_side(Side& s, const Operands& o, int p) {
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
     UNROLL for (int c = 0; c < PIECE_CHUNKS; c++)
-      UNROLL for (int i = 0; i < X_WORDS; i++) {
-        const u8* from = o.x[n] + (p * PIECE + c * 4 * LOADED) * X_BYTES + i * 16;
+      UNROLL for (int i = 0; i < CAME_WORDS; i++) {
+        const u8* from = o.x[n] + (p * PIECE + c * 4 * LOADED) * CAME_BYTES + i * 16;
         s.x[n][c][i] = load16(from);
       }
+    if (OWN_GRID) continue;
     if (PASSED) {
       if (p % PIECES == 0) s.own[n] = o.sx[n][0][p / PIECES * UNIT_SCALES];
       continue;
@@ -164,6 +173,31 @@ D void read_side(Side& s, const Operands& o, int p) {
   if (CROSSED) s.sw = __ldg((const u16*)o.ws[0] + p);
   else if (FINE) s.sw = __ldg((const u32*)o.ws[0] + p);
   else if (FORMAT == 8) s.sw = __ldg(o.ws[0] + p);
+}
+// OWN_GRID: the four lanes of a token hold a block of 128, two of them one of 32.
+D void round_tokens(Side& s) {
+  UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
+    u32 sizes = 0;
+    UNROLL for (int c = 0; c < PIECE_CHUNKS; c++)
+      UNROLL for (int i = 0; i < 8; i++) sizes = larger_two(sizes, word(s.x[n][c][i / 4], i & 3) & 0x7FFF7FFFu);
+    const u32 e = scale_of(lanes_max(max(sizes << 16, sizes & 0x7FFF0000u), BLOCK == 128 ? 2 : 1), FP8_FLOOR, 1.f / 448);
+    const float up = inverse(e), scale = __uint_as_float(e == 255 ? 0x7FC00000u : e << 23);
+    UNROLL for (int c = 0; c < PIECE_CHUNKS; c++) {
+      u32 codes[4];
+      UNROLL for (int i = 0; i < 4; i++) {
+        float v[4];
+        UNROLL for (int j = 0; j < 2; j++) {
+          const u32 two = word(s.x[n][c][i / 2], 2 * (i & 1) + j);
+          v[2 * j] = __uint_as_float(two << 16) * up;
+          v[2 * j + 1] = __uint_as_float(two & 0xFFFF0000u) * up;
+        }
+        codes[i] = two_e4m3(v[0], v[1]) | two_e4m3(v[2], v[3]) << 16;
+      }
+      s.x[n][c][0] = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    }
+    UNROLL for (int j = 0; j < X_SCALES; j++)
+      UNROLL for (int k = 0; k < SPANS; k++) s.sx[n][j][k] = __shfl_sync(~0u, scale, 4 * acc_token(j) + 2 * k);
+  }
 }
 // CROSSED: lanes q and q ^ 2 have 16 values of one block each, and need eight of both. `own` of the unit's first piece.
 D void swap(Side& s, const float (&own)[TOKEN_TILES], int piece) {
@@ -186,7 +220,7 @@ template <int SPAN> D void add_span(Totals& total, const Weights& w, const Side&
   UNROLL for (int k = 0; k < COUNT; k++) {
     const int own = CROSSED ? 0 : SPAN * COUNT + k, c = piece * PIECE_CHUNKS + own;
     u32 x[TOKEN_TILES][LOADED / 2];
-    UNROLL for (int n = 0; n < TOKEN_TILES; n++) unpack_x(s.x[n][own], x[n]);
+    UNROLL for (int n = 0; n < TOKEN_TILES; n++) unpack_x((const uint4(&)[X_WORDS])s.x[n][own], x[n]);
     const u32 fine = s.sw >> (2 * c + (lane_quarter() >> 1)) * 8 & 255;
     const u32 up = FOLDED ? up_by(fine) : UP;
     UNROLL for (int t = 0; t < TILES; t++)
@@ -261,6 +295,7 @@ D void walk(const Operands& o, bool early, Sums* sums) {
   UNROLL for (int u = 0; u < UNITS; u++) {
     Weights w;
     UNROLL for (int p = u * PIECES; p < (u + 1) * PIECES; p++) {
+      if constexpr (OWN_GRID) round_tokens(side[p & 1]);  // in front of the next ones, for which there are no registers yet
       if (p + 1 < UNITS * PIECES) read_side(side[p + 1 & 1], o, p + 1);
       if (p == u * PIECES) flight.take(u % AHEAD, w);
       if (PASSED && p == u * PIECES)

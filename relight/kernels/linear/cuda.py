@@ -59,6 +59,10 @@ V4_LENGTHS, V41_LENGTHS = (1024, 2048, 4096, 8192, 12288), (1280, 2304, 5120, 61
 V4_BF16, V41_BF16 = (4096, 256), (5120, 512)
 """Lengths of rows of V4-Flash and V4.1-Flash, drafts too."""
 
+ROUNDING = (8192,)
+"""K of those matrices whose tokens no kernel in front can round: what a block of `wo_a` makes is no
+whole block of scales."""
+
 INDEX_QUERIES = {128: (1024, 8192), 32: (1280, 4096)}
 """K and outputs of those matrices of few that have a form of their own, by block."""
 
@@ -116,12 +120,21 @@ def fp8(
     boundary_bf16: bool,
     block: int = 128,
     outputs: int = MANY_OUTPUTS,
+    *,
+    rounds: bool = False,
 ) -> tuple[Kernel, Walk]:
-    """Of quantised tokens: codes and scales."""
+    """Of quantised tokens: codes and scales; of bf16 ones, if it `rounds` them."""
     walk = fp8_walk(form, inner, token_tiles, block=block, outputs=outputs)
     few = walk != fp8_walk(form, inner, token_tiles, block=block)
     what, form = "fp8 of few outputs" if few else "fp8", quantising(form, block)
-    return _kernel(what, form, walk, token_tiles, boundary_bf16), walk
+    what += " rounding" if rounds else ""
+    return _kernel(what, form, walk, token_tiles, boundary_bf16, rounds=rounds), walk
+
+
+def rounds_tokens(form: Form, inner: int, token_tiles: int) -> bool:
+    """Whether such a product rounds its tokens itself, where they are not yet: a launch less. For
+    more tokens there are too few registers, and without an instruction it takes ten."""
+    return form.converts_e4m3 and inner in ROUNDING and token_tiles == 1
 
 
 def grouped(
@@ -152,8 +165,10 @@ def _kernel(
     boundary_bf16: bool,
     *,
     x_bf16: bool | None = None,
+    rounds: bool = False,
 ) -> Kernel:
     macros = walk.macros(form, token_tiles=token_tiles, x_bf16=x_bf16)
+    macros += (("ROUNDS", 1),) if rounds else ()
     rows = TILE_TOKENS * token_tiles
     blocks = "" if walk.block == 128 else f" by {walk.block}"
     to = "bf16" if boundary_bf16 else "f32"
@@ -168,7 +183,9 @@ def kernels(form: Form) -> list[Kernel]:
     found = []
     for tiles in (1, 2):
         for block in BLOCKS:
-            found += [fp8(form, k, tiles, form.bf16, block)[0] for k in lengths[block]]
+            for k in lengths[block]:
+                rounds = rounds_tokens(form, k, tiles)
+                found.append(fp8(form, k, tiles, form.bf16, block, rounds=rounds)[0])
             k, outputs = INDEX_QUERIES[block]
             few = fp8(form, k, tiles, form.bf16, block, outputs)[0]
             found += [] if few in found else [few]

@@ -10,7 +10,7 @@ D Y stored(float v) { return v; }
 #endif
 
 // w [N, K] E4M3 with ws [ceil(N / BLOCK), K / BLOCK] UE8M0, or bf16. x [M, groups * K] of X_BYTES; E4M3 has sx [M, groups * K /
-// BLOCK].
+// BLOCK]; with ROUNDS x is bf16 and there is no sx.
 // y [M, N]. Rows n of w make one group with group_rows rows before and after, whose input is its own K columns of x.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     step_linear(const u8* __restrict__ w, const u8* __restrict__ ws, const u8* x, const float* sx, Y* __restrict__ y, int M, int N,
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   o.w[0] = w + (i64)row * ROW_BYTES + my_k() * FORMAT / 8 + my_bytes();
   o.ws[0] = ws + row / BLOCK * (K / BLOCK) + my_k() / BLOCK;
   UNROLL for (int n = 0; n < TOKEN_TILES; n++) {
-    o.x[n] = x + ((i64)min(first + my_token(n), last) * x_columns + at + my_x()) * X_BYTES;
+    o.x[n] = x + ((i64)min(first + my_token(n), last) * x_columns + at + my_x()) * CAME_BYTES;
     UNROLL for (int j = 0; j < X_SCALES; j++)
       o.sx[n][j] = sx + (i64)min(first + token_of_scale(n, j), last) * (x_columns / BLOCK) + at / BLOCK + first_scale(j);
   }

@@ -84,6 +84,8 @@ class StepLinear:
     def linear(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
         """x [n, K] -> [n, N] in `boundary`."""
         if isinstance(w, Fp8Weight):
+            if self._rounds(x, w):
+                return self.multiply(x.contiguous(), None, w, boundary)
             return self.multiply(*self.rounded(x, w), w, boundary)
         assert isinstance(w, DenseWeight)
         x, to, scale = self._operands(x, 1, boundary)
@@ -97,11 +99,20 @@ class StepLinear:
         """x [n, K] on the grid of E4M3, as `multiply` takes it: codes and scales."""
         return self._tools.quantise(x, w.block)
 
-    def multiply(self, x: Tensor, scales: Tensor, w: Fp8Weight, boundary: torch.dtype) -> Tensor:
-        """Of tokens that were rounded."""
-        bf16 = boundary == torch.bfloat16
+    def _rounds(self, x: Tensor, w: Fp8Weight) -> bool:
+        """Whether the product rounds these tokens itself, with the same bits."""
+        fits = cuda.rounds_tokens(self._tools.form, w.shape[1], _tiles(x))
+        known = self._tools.handed_over(x, w.block)
+        return fits and x.dtype == torch.bfloat16 and known is None
+
+    def multiply(
+        self, x: Tensor, scales: Tensor | None, w: Fp8Weight, boundary: torch.dtype
+    ) -> Tensor:
+        """Of tokens that were rounded, or without scales of bf16 ones that `_rounds` tells of."""
+        bf16, rounds = boundary == torch.bfloat16, scales is None
         outputs, inner = w.shape
-        made = cuda.fp8(self._tools.form, inner, _tiles(x), bf16, w.block, outputs)
+        form, tiles = self._tools.form, _tiles(x)
+        made = cuda.fp8(form, inner, tiles, bf16, w.block, outputs, rounds=rounds)
         return self._product(made, x, scales, w.data, w.scale, 1, boundary)
 
     def grouped(self, x: Tensor, w: Weight, boundary: torch.dtype) -> Tensor:
