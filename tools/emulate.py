@@ -59,6 +59,7 @@ INSTRUCTIONS = (
         r'asm\("max\.NaN\.bf16x2.*?\);',
         "r = max(a & 0xFFFF0000u, b & 0xFFFF0000u) | max(a & 0xFFFFu, b & 0xFFFFu);",
     ),
+    (r'asm\("lop3\.b32 %0, %1, %2, %3, 0xA8;.*?\);', "r = (a | b) & mask;"),
     (r'asm\("mul\.rn\.f16x2.*?\);', "r = half_products(pair, lift);"),
     (r'asm volatile\("cp\.async\.cg[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 16);"),
     (r'asm volatile\("cp\.async\.ca[^;]*;"[^;]*"l"\(from\)[^;]*;', "copy_later(to, from, 4);"),

@@ -90,15 +90,22 @@ D void step(const uint4& v, int i, u32& p, u32& q, u32) {
   p = narrow(word(v, 2 * i));
   q = narrow(word(v, 2 * i + 1));
 }
-#else  // E2M1: the high byte of an fp16 that is value * 2^-14 is s000eem0; a word gives (0,2) (4,6), then (1,3) (5,7)
+#else  // E2M1: an fp16 that is value * 2^-14 is s000eem000000000; a word gives (0,4) (2,6), then (1,5) (3,7)
 constexpr int UNIT = 128, LOADED = 32;
 constexpr float RAISE = 16384.f;
+// Bitwise operations go at half the rate of others, so a multiply stands for what shifts of sign and size, masked and joined, did: of
+// n = seem, 9 n - 8 has eem in its low three bits and s in the seventh; of 0 it has s, which is -0. Each half of a word has 2^16 to
+// borrow from. Instructions are written where the compiler would let masks wander past them, which doubles these.
+D u32 masked(u32 a, u32 b, u32 mask) {  // (a | b) & mask
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xA8;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
+  return r;
+}
 D void step(const uint4& v, int i, u32& p, u32& q, u32) {
-  const u32 w = word(v, i >> 1);
-  const u32 low = (w << 4 & 0x80808080u) | (w << 1 & 0x0E0E0E0Eu), high = (w & 0x80808080u) | (w >> 3 & 0x0E0E0E0Eu);
-  const u32 b = i & 1 ? high : low;
-  p = __byte_perm(b, 0, 0x1404);
-  q = __byte_perm(b, 0, 0x3424);
+  const u32 w = word(v, i >> 1), n = masked(w, w, i & 1 ? 0xF0F0F0F0u : 0x0F0F0F0Fu);
+  const u32 a = n * (i & 1 ? 9 << 5 : 9 << 9) + 0xF000F000u, b = i & 1 ? n >> 3 : n * (9 << 1) + 0xF000F000u;
+  p = masked(a, a, 0x8E008E00u);
+  q = masked(b, i & 1 ? n : b, 0x8E008E00u);
 }
 #endif
 
@@ -114,9 +121,9 @@ D void unpack_x(const uint4 (&v)[X_WORDS], u32 (&pairs)[LOADED / 2]) {
     pairs[i + 1] = as_stored ? b : high_halves(a, b);
 #elif FORMAT == 8
     e4m3(word(v[0], i / 2), pairs[i], pairs[i + 1]);
-#else  // of eight tokens' values those in even places, then those in odd ones
+#else  // of eight tokens' values those in even places, then those in odd ones, each beside that four further on
     const u32 a = word(v[i / 8], i / 2 & 2), b = word(v[i / 8], (i / 2 & 2) + 1);
-    const u32 even = CONVERTS_E4M3 ? 0x6420 : 0x6240, odd = CONVERTS_E4M3 ? 0x7531 : 0x7351;
+    const u32 even = CONVERTS_E4M3 ? 0x6240 : 0x6420, odd = CONVERTS_E4M3 ? 0x7351 : 0x7531;
     e4m3(__byte_perm(a, b, i & 2 ? odd : even), pairs[i], pairs[i + 1]);
 #endif
   }
