@@ -47,7 +47,7 @@ SUMS_BYTES = 40 * 1024
 MANY_OUTPUTS = 16_384
 """Fewer, as the indexer's, would leave processors idle in blocks of 64 or 128."""
 
-_WIDE = Walk(8, 4096, slices=8, tiles=2, ahead=2, min_blocks=2)
+_WIDE = Walk(8, 4096, slices=8, tiles=2, ahead=2, min_blocks=2, ring=True)
 _BF16 = {
     256: Walk(16, 256, slices=2, row_warps=4, ahead=2, ring=True),
     512: Walk(16, 512, slices=4, ahead=2, ring=True),
