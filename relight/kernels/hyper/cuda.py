@@ -19,6 +19,10 @@ PARTS = 32
 PEERS = 8
 """Blocks that end the mix of a row together, where a device has clusters: as many as any has."""
 
+LET_FIRST = ("mix_parts", "spread_parts")
+"""These let the next one begin before they wait: the end of a mix, which until it waits reads
+weights alone."""
+
 PIECES = 3
 """Of bf16, whose sum a float32 is: 24 bits are three times eight."""
 
@@ -101,7 +105,8 @@ def _kernel(
     pieces: int = 0,
 ) -> Kernel:
     held = block.macros(form, boundary, boundary)
-    macros = (*held, ("OUTPUTS", outputs), ("ROUNDS", act_block), ("PIECES", pieces))
+    first = ("LET_FIRST", int(entry in LET_FIRST))
+    macros = (*held, ("OUTPUTS", outputs), ("ROUNDS", act_block), ("PIECES", pieces), first)
     head = " of the head" if outputs == HC else ""
     name = f"hyper {what}{head} D={block.width} {short(boundary)}{rounded_by(act_block)}"
     return Kernel(name, SOURCE, entry, macros)
