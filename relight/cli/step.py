@@ -38,7 +38,7 @@ def step(
         ),
     ] = None,
     layers: Annotated[
-        int, typer.Option(help="Layers of V4; 0: as many as fit; small: 4.", min=0, max=43)
+        int, typer.Option(help="Layers of V4 at most; 0: as many as fit; small: 4.", min=0, max=43)
     ] = 0,
     kernels: Annotated[str, typer.Option(help="As the setting of that name.")] = "auto",
     seconds: Annotated[float, typer.Option(help="What is not begun by then is left out.")] = 540.0,

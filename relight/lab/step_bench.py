@@ -33,9 +33,9 @@ FAR = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is measured. `layers` 0: as many as fit. The op tables are of all widths at `context`
-    and of the least width at the others. `first` are the widths that come before all else, the last
-    of them once more with all rows on the same experts."""
+    """What is measured. `layers`, of V4: so many if they fit, 0: as many as do. The op tables are
+    of all widths at `context` and of the least width at the others. `first` are the widths that
+    come before all else, the last of them once more with all rows on the same experts."""
 
     models: Sequence[str] = tuple(SIZES)
     widths: Sequence[int] = (1, 2, 4, 6, 8, 16)
@@ -83,7 +83,8 @@ def build(
 ) -> Bench:
     device, whole = clock.device, SIZES[name]
     config = narrow(whole) if wanted.small else whole
-    config = cut(config, wanted.layers or _layers_that_fit(config, device))
+    fit = _layers_that_fit(config, device)
+    config = cut(config, min(wanted.layers or fit, fit))
     numerics = choose_numerics("official", device)
     chosen = chosen_kernels(wanted.kernels, device)
     weights, selection, notes = give_kernels(chosen, random_weights(config, device), device)

@@ -19,6 +19,7 @@ from relight.kernels import linear, store
 from relight.kernels.codec import DenseWeight, Fp8Weight
 from relight.kernels.experts import Experts
 from relight.kernels.rows import Rows
+from relight.lab import step_bench
 from relight.lab.clock import Clock
 from relight.lab.machine import device_name
 from relight.lab.peer import layer_times
@@ -66,6 +67,13 @@ def test_every_layer_and_op_of_both_models_is_timed(tmp_path: Path) -> None:
         products = [line for line in model["ops"] if line["op"].startswith("linear [")]
         assert all("share_of_matrix" in line and "matmul_us" in line for line in products)
     assert "v4-flash, 4 of 43 layers, narrow" in done.output
+
+
+def test_no_more_layers_are_made_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_bench, "free_bytes", lambda device: 0)
+    told: Found = {}
+    build("v4-flash", SMALL, Clock(CPU), Roof(1.0, 1.0, "", ""), math.inf, told)
+    assert told["layers_here"] == 2
 
 
 def test_what_there_is_no_time_for_is_named() -> None:
