@@ -132,10 +132,11 @@ HOST static void meet_cluster(int line) {
   watch::block_meetings[watch::me]++;
 }
 HOST static void want_told(int bytes) { bytes_wanted[watch::rank] = bytes, bytes_told[watch::rank] = 0; }
-HOST static void tell_block(float* place, int peer, float a, float b) {
+template <class... V> HOST void tell_block(float* place, int peer, V... values) {
+  const float all[] = {values...};
   watch::settle();
-  watch::tell(place, peer, a, b);
-  bytes_told[peer] += 8;
+  watch::tell(place, peer, all, sizeof all);
+  bytes_told[peer] += sizeof all;
 }
 HOST static void hear_all(int line) {
   meet_cluster(line);

@@ -93,6 +93,7 @@ INSTRUCTIONS = (
     (r'asm volatile\("mbarrier\.init.*?"memory"\);', "want_told(bytes);"),
     (r'asm volatile\("barrier\.cluster\.arrive.*?"memory"\);', ""),
     (r'asm volatile\("barrier\.cluster\.wait.*?"memory"\);', "meet_cluster(__LINE__);"),
+    (r'asm volatile\("\{ \.reg \.u32 at; mapa.*?"memory"\);', "tell_block(place, peer, v);"),
     (r'asm volatile\("\{ \.reg \.u32 to, at; mapa.*?"memory"\);', "tell_block(place, peer, a, b);"),
     (r'asm volatile\("\{ \.reg \.pred all;.*?"memory"\);', "hear_all(__LINE__);"),
 )

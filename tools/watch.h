@@ -154,13 +154,13 @@ HOST static void touch(const void* p, int size, bool writes) {
   stop("thread %d of block (%d, %d) %s %d bytes outside of all arguments", now(), blockIdx.x, blockIdx.y,
        writes ? "writes" : "reads", size);
 }
-// Two values for another block of the cluster.
-HOST static void tell(float* place, int peer, float a, float b) {
-  const float values[2] = {a, b};
+// Values for a block of the cluster.
+HOST static void tell(float* place, int peer, const float* values, int size) {
   const int at = (char*)place - __start_shared_memory;
-  whole(place, 8);
-  memcpy(peer == rank ? (char*)place : rooms + peer * room_bytes() + at, values, 8);
-  for (int i = at; i < at + 8; i++) {
+  if (at < 0 || at >= room_bytes() || peer < 0 || peer >= CLUSTER) stop("thread %d tells block %d what is not shared", now(), peer);
+  whole(place, size);
+  memcpy(peer == rank ? (char*)place : rooms + peer * room_bytes() + at, values, size);
+  for (int i = at; i < at + size; i++) {
     Byte& b = all_bytes[peer * room_bytes() + i];
     if (b.written.block == block || !apart(b.read, access_now())) stop("thread %d tells a block what it was told, or reads meanwhile", now());
     b.written = access_now();

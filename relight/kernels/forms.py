@@ -81,6 +81,7 @@ class Walk:
     ring: bool = False
     paired: bool = False
     block: int = 128  # of E4M3 scales
+    peers: int = 1  # blocks of a cluster, which share the slices of their rows
 
     @property
     def units(self) -> int:
@@ -89,11 +90,11 @@ class Walk:
 
     @property
     def threads(self) -> int:
-        return 32 * self.slices * self.row_warps
+        return 32 * self.slices * self.row_warps // self.peers
 
     @property
     def block_rows(self) -> int:
-        """Outputs of a block: N is a multiple of it."""
+        """Outputs of a block, or of the blocks of a cluster: N is a multiple of it."""
         return 16 * self.tiles * self.row_warps // (2 if self.paired else 1)
 
     @property
@@ -117,6 +118,7 @@ class Walk:
             ("MIN_BLOCKS", self.min_blocks),
             ("PAIRED", int(self.paired)),
             ("BLOCK", self.block),
+            ("PEERS", self.peers),
             ("STEP_FORM", form.number),
             ("PDL", int(form.early)),
             ("X_BYTES", 2 if wide else 1),

@@ -34,6 +34,21 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> Toolbox:
     return emulated(request.param, tmp_path)
 
 
+@pytest.mark.parametrize("inner", [8192, 15360])
+def test_blocks_of_a_cluster_sum_as_one_block_does(tmp_path: Path, inner: int) -> None:
+    """SM89 has all that decides bits, but no clusters."""
+    found, x = [], tokens(11, inner, CPU, torch.bfloat16)
+    w = fp8_weight(64, inner, CPU, 32)
+    for arch in ("sm_89", "sm_90"):
+        (folder := tmp_path / arch).mkdir()  # a library of one name is loaded once
+        made = StepLinear(emulated(arch, folder))
+        found.append(made.linear(x, w, torch.bfloat16))
+        assert_bits_equal(made.linear(x[:3], w, torch.bfloat16), found[-1][:3], "as of few rows")
+    assert_bits_equal(*found)
+    exact = fp8_round(x, 32).double() @ w.decode().double().T
+    assert relative_error(found[1], exact) <= 4e-3
+
+
 FEW = {128: (1024,), 32: (1408, 2304)}
 """Lengths: a measured one, one that a rule leaves in one slice of eleven units, and one of V4.1."""
 

@@ -1,6 +1,6 @@
 // Blocks of a cluster, from SM90 on: each may write into the shared memory of the others. Knows no op.
 //
-// Who writes tells the barrier of who reads, so nobody waits for more than what it was told.
+// Who writes tells the barrier of who reads, so nobody waits for more than what it was told; or all meet when all have given.
 #pragma once
 typedef unsigned long long u64;
 
@@ -26,4 +26,15 @@ D void tell_peer(float* place, u64* told, int peer, float a, float b) {
 D void hear_peers(u64* told) {
   asm volatile("{ .reg .pred all; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 all, [%0], 0; @!all bra AGAIN; }" ::
                    "r"(in_shared(told)) : "memory");
+}
+
+// Without that barrier: first of all; then, once all are there, a value to where a block has it in place of this one; and the end.
+D void begin_peers() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+D void give_peer(float* place, int peer, float v) {
+  asm volatile("{ .reg .u32 at; mapa.shared::cluster.u32 at, %0, %1; st.shared::cluster.f32 [at], %2; }" ::
+                   "r"(in_shared(place)), "r"(peer), "f"(v) : "memory");
+}
+D void all_have_given() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  meet_peers();
 }

@@ -22,9 +22,13 @@
 //
 // Macros that decide bits: FORMAT (8 E4M3, 16 bf16, 4 E2M1), K, SLICES, STEP_FORM and what of decode.cuh the form has. Macros
 // that decide speed only: ROW_WARPS (warps of a block along the rows), TILES, TOKEN_TILES, AHEAD (units in flight), RING (they
-// fly into shared memory), MIN_BLOCKS, PDL. PAIRED: the second 8 rows of a tile are those of a second matrix (gate and up).
+// fly into shared memory), MIN_BLOCKS, PDL, PEERS (blocks that share the slices of their rows). PAIRED: the second 8 rows of a
+// tile are those of a second matrix (gate and up).
 #pragma once
 #include "decode.cuh"
+#if PEERS > 1
+#include "peers.cuh"
+#endif
 
 #ifndef ROUNDS
 #define ROUNDS 0
@@ -38,7 +42,8 @@ constexpr bool PASSED = CROSSED && ROW_WARPS <= 2 && !OWN_GRID;
 constexpr bool WHOLE = CROSSED || (RING && TOKEN_TILES == 1);  // a warp asks for whole lines of weights
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
-constexpr int WARPS = SLICES * ROW_WARPS, THREADS = 32 * WARPS;
+constexpr int HERE = SLICES / PEERS;  // slices that a block walks
+constexpr int WARPS = HERE * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int MATRICES = PAIRED ? 2 : 1, ROW_BYTES = K / 8 * FORMAT, SCALE_ROW = K / 32;
 constexpr int BLOCK_ROWS = ROW_WARPS * 16 * TILES / MATRICES;  // outputs of a block
 // Distinct scales of tokens among a lane's results of a unit (for flow.cuh that of the token it stages), and of parts of a piece that
@@ -47,6 +52,7 @@ constexpr int X_SCALES = STEP_FORM == 70 ? 4 : APART ? 1 : 2, SPANS = FINE && !F
 constexpr int PIECES = CROSSED ? CHUNKS : 1, PIECE = UNIT / PIECES, PIECE_CHUNKS = CHUNKS / PIECES;
 constexpr int UNIT_SCALES = 128 / BLOCK, PIECE_SCALES = UNIT_SCALES / PIECES;  // of a token
 static_assert(K % SLICES == 0 && SLICE % UNIT == 0, "a slice is whole units");
+static_assert(SLICES % PEERS == 0 && 16 * TILES % PEERS == 0, "blocks of a cluster have as many slices and rows each");
 static_assert(AHEAD <= UNITS, "there are as many units as are in flight");
 static_assert((FORMAT == 8 ? BLOCK : 128) % (16 * TILES) == 0, "a warp's rows lie in one block of scales");
 static_assert(BLOCK == 128 || BLOCK == 32, "scales are for 128 or for 32 values");
@@ -55,8 +61,11 @@ static_assert(!WHOLE || (RING && UNIT_BYTES == 128), "lanes swap through shared 
 static_assert(!OWN_GRID || (STEP_FORM == 80 && X_BYTES == 1), "neighbouring lanes hold what shares a scale");
 static_assert(!PAIRED || FORMAT == 4, "only experts have two matrices of one input");
 
-D int my_k() { return warp_id() % SLICES * SLICE; }
-D int my_row() { return warp_id() / SLICES * 16 * TILES / MATRICES + (WHOLE ? lane_id() >> 3 : lane_row()); }
+D int my_rank() { return PEERS > 1 ? blockIdx.x % PEERS : 0; }
+D int my_slice() { return my_rank() * HERE + warp_id() % HERE; }
+D int my_sums() { return PEERS > 1 ? warp_id() / HERE * SLICES + my_slice() : warp_id(); }
+D int my_k() { return my_slice() * SLICE; }
+D int my_row() { return warp_id() / HERE * 16 * TILES / MATRICES + (WHOLE ? lane_id() >> 3 : lane_row()); }
 D int my_bytes() { return 16 * (WHOLE ? lane_id() & 7 : lane_quarter()); }  // of what is asked for of a row at once
 D int my_x() { return LOADED * lane_quarter(); }
 D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
@@ -256,15 +265,26 @@ D void add_piece(Totals& total, const Weights& w, const Side& s, const u32 (&sca
   if constexpr (SPANS == 2) add_span<1>(total, w, s, scales, piece);
 }
 
-typedef float Sums[16 * TILES][TOKENS + 1];  // + 1: neighbouring rows in other banks
+// Of a cluster each block has some slices of all rows, and in the end the sums of all slices of some rows: its share.
+constexpr int SHARE = 16 * TILES / PEERS;  // of a warp's rows
+#if PEERS == 1
+D void begin_peers() {}
+D void meet_peers() {}
+D void give_peer(float* place, int, float v) { *place = v; }
+D void all_have_given() { __syncthreads(); }
+#endif
+
+typedef float Sums[SHARE][TOKENS + 1];  // + 1: neighbouring rows in other banks
 D float over_slices(const Sums* sums, int tile, int row, int token) {
   float s = sums[tile * SLICES][row][token];
   UNROLL for (int k = 1; k < SLICES; k++) s += sums[tile * SLICES + k][row][token];
   return s;
 }
 
-// Walks and leaves each warp's sums in sums[warp]. `early`: weights may be asked for before the previous kernel has ended.
+// Walks and leaves each warp's sums in sums[my_sums()] of the blocks that have a share of its rows. `early`: weights may be asked
+// for before the previous kernel has ended.
 D void walk(const Operands& o, bool early, Sums* sums) {
+  begin_peers();
   Flight flight;
   Side side[2];
   float own[TOKEN_TILES];
@@ -305,17 +325,19 @@ D void walk(const Operands& o, bool early, Sums* sums) {
     }
     ask(flight, o, u + AHEAD);
   }
+  meet_peers();
   UNROLL for (int t = 0; t < TILES; t++)
     UNROLL for (int n = 0; n < TOKEN_TILES; n++)
       UNROLL for (int i = 0; i < ACC; i++) {
         float v = total[t][n][i];
-        bool mine = true;
+        bool keeps = true;
 #if STEP_FORM == 70  // the four quarters: (0 + 1) + (2 + 3)
         v += __shfl_xor_sync(~0u, v, 4);
         v += __shfl_xor_sync(~0u, v, 8);
-        mine = lane_quarter() == 0;
+        keeps = lane_quarter() == 0;
 #endif
-        if (mine) sums[warp_id()][t * 16 + acc_row(i)][token_of(n, i)] = v;
+        const int row = t * 16 + acc_row(i);
+        if (keeps) give_peer(&sums[my_sums()][row % SHARE][token_of(n, i)], row / SHARE, v);
       }
-  __syncthreads();
+  all_have_given();
 }

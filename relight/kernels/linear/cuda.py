@@ -38,6 +38,11 @@ _FP8 = {
 registers and shared memory for two on a processor: V4.1's matrices have 80 to 400 of them, and one
 more than there is room for takes as long again as all others."""
 
+_PEERS = {(8192, 2): (2, 3), (15360, 1): (4, 6), (15360, 2): (4, 6)}
+"""Of block 32, by K and tiles of tokens: into how many blocks of a cluster a block is cut, where a
+device has them, and how many of these fit on a processor. 160 blocks on 132 processors are two for
+some and one for the others; 640 are five for all but a few. 16 tokens have the registers, too."""
+
 _SMALL = {8192: Walk(8, 8192, slices=16, ahead=2, ring=True)}
 """Of block 128, where a block has no 160 KiB: the other needs 128 KiB for the ring."""
 
@@ -85,6 +90,9 @@ def fp8_walk(
     found = small.get(inner) or _FP8[block].get(inner) or walk_of(8, inner, ring=True)
     if outputs < MANY_OUTPUTS and found.block_rows > 32:
         found = replace(found, row_warps=2, tiles=1, ahead=min(4, found.units))
+    elif form.clusters and block == 32 and (inner, token_tiles) in _PEERS:
+        peers, min_blocks = _PEERS[inner, token_tiles]
+        found = replace(found, peers=peers, min_blocks=min_blocks)
     return replace(found, block=block)
 
 

@@ -153,7 +153,8 @@ class StepLinear:
         launch, walk = self._tools.load_walk(made)
         group_rows = outputs // groups
         assert group_rows % walk.block_rows == 0, f"{group_rows} outputs in a group"
-        grid = (outputs // walk.block_rows, -(-rows // (cuda.TILE_TOKENS * _tiles(x))))
+        blocks = outputs // walk.block_rows * walk.peers
+        grid = (blocks, -(-rows // (cuda.TILE_TOKENS * _tiles(x))))
         launch(grid, w, w_scale, x, scales, y, rows, outputs, groups * walk.inner, group_rows)
         return y
 
