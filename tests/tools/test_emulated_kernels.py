@@ -12,6 +12,7 @@ from relight.kernels.canary import check, relative_error
 from relight.kernels.codec import fp8_quantise, fp8_round
 from relight.kernels.cuda_tools import EXPERTS
 from relight.kernels.experts import cuda as experts
+from relight.kernels.linear import cuda
 from relight.kernels.linear.halves import Halves
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.select import Selection
@@ -47,6 +48,23 @@ def test_blocks_of_a_cluster_sum_as_one_block_does(tmp_path: Path, inner: int) -
     assert_bits_equal(*found)
     exact = fp8_round(x, 32).double() @ w.decode().double().T
     assert relative_error(found[1], exact) <= 4e-3
+
+
+@pytest.mark.parametrize("inner", [4096, 5120])
+def test_a_head_has_the_bits_of_a_product_of_few_outputs(tmp_path: Path, inner: int) -> None:
+    """SM89 has room for 16 rows a warp, SM90 for 32."""
+    w, x = torch.randn(64, inner).bfloat16(), tokens(11, inner, CPU, torch.bfloat16)
+    found = []
+    for arch in ("sm_89", "sm_90"):
+        (folder := tmp_path / arch).mkdir()
+        tools = emulated(arch, folder)
+        for rows, tiles in ((11, 2), (3, 1)):
+            for outputs in (cuda.MANY_OUTPUTS, 64):
+                made = cuda.bf16(tools.form, inner, tiles, False, outputs)
+                product = StepLinear(tools)._product
+                found.append(product(made, x[:rows], None, w, None, 1, torch.float32))
+    for one in found:
+        assert_bits_equal(one, found[0][: len(one)])
 
 
 FEW = {128: (1024,), 32: (1408, 2304)}

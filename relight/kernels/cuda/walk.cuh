@@ -39,7 +39,8 @@ constexpr bool FOLDED = FINE && X_BF16, CROSSED = FINE && !FOLDED && STEP_FORM =
 constexpr bool OWN_GRID = ROUNDS && FORMAT == 8;
 // Lanes pass on scales of tokens, one of a unit each, where few warps of a block have the same tokens.
 constexpr bool PASSED = CROSSED && ROW_WARPS <= 2 && !OWN_GRID;
-constexpr bool WHOLE = CROSSED || (RING && TOKEN_TILES == 1);  // a warp asks for whole lines of weights
+// A warp asks for whole lines of weights. With 16 tokens that pays only where it has 32 rows of bf16.
+constexpr bool WHOLE = CROSSED || (RING && (TOKEN_TILES == 1 || (FORMAT == 16 && TILES == 2)));
 constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
 constexpr int HERE = SLICES / PEERS;  // slices that a block walks

@@ -59,6 +59,8 @@ _BF16 = {
     4096: Walk(16, 4096, slices=16, ahead=2, ring=True),
     5120: Walk(16, 5120, slices=10, ahead=4, ring=True),
 }
+_HEADS = (4096, 5120)
+"""K of those matrices of many outputs of which a warp has 32 rows."""
 
 V4_LENGTHS, V41_LENGTHS = (1024, 2048, 4096, 8192, 12288), (1280, 2304, 5120, 6144, 8192, 15360)
 V4_BF16, V41_BF16 = (4096, 256), (5120, 512)
@@ -98,13 +100,15 @@ def fp8_walk(
 
 def bf16_walk(form: Form, inner: int, token_tiles: int, outputs: int = MANY_OUTPUTS) -> Walk:
     """How many outputs there are decides no bits: few are one block a processor, which asks for all
-    it reads at once."""
+    it reads at once; of many a warp has more rows, if there is shared memory for it."""
     if not form.copies:
         return _old(16, inner, token_tiles)
     found = _BF16.get(inner) or walk_of(16, inner, ring=True)
-    whole = replace(found, ahead=found.units)
-    few = outputs < MANY_OUTPUTS and whole.ring_bytes <= form.shared_limit - SUMS_BYTES
-    return whole if few else found
+    if outputs < MANY_OUTPUTS:
+        wished = replace(found, ahead=found.units)
+    else:
+        wished = replace(found, tiles=2) if inner in _HEADS else found
+    return wished if wished.ring_bytes <= form.shared_limit - SUMS_BYTES else found
 
 
 def _old(bits: int, inner: int, token_tiles: int) -> Walk:

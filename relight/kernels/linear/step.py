@@ -63,12 +63,12 @@ class StepLinear:
     def takes(self, x: Tensor, w: Weight, quantised: bool) -> bool:
         """Whether this call is one of those: what it asks is the same for every row of a call
         site, so a row never meets another form for the company that it has."""
+        outputs, inner = w.shape
         if isinstance(w, Fp8Weight):
-            outputs, inner = w.shape
             walk = cuda.fp8_walk(self._tools.form, inner, 1, block=w.block, outputs=outputs)
             return quantised and self._divides(w, walk)
         fits = x.dtype == torch.bfloat16 or not self._tools.form.bf16
-        return fits and self._divides(w, cuda.bf16_walk(self._tools.form, w.shape[1], 1))
+        return fits and self._divides(w, cuda.bf16_walk(self._tools.form, inner, 1, outputs))
 
     def takes_groups(self, x: Tensor, w: Weight, boundary: torch.dtype) -> bool:
         if not isinstance(w, Fp8Weight):
