@@ -22,7 +22,7 @@ from relight.kernels.hyper import Mix, Unspread
 from relight.kernels.hyper.rows import RowHyper
 from relight.kernels.launch import Launch, Launcher
 from relight.kernels.linear import cuda as linear_cuda
-from relight.kernels.linear.cuda import V4_BF16, V41_BF16
+from relight.kernels.linear.cuda import BF16_OUTPUTS, V4_BF16, V41_BF16
 from relight.kernels.linear.given import ENOUGH_BLOCKS, GivenLinear
 from relight.kernels.linear.step import StepLinear
 from relight.kernels.projected import given_hyper
@@ -120,11 +120,11 @@ def _made(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
     yield from _tried(linear_trials(tools, device, outputs=512, many=()))
     for widths, block in ((V4_WIDTHS, 128), (V41_WIDTHS, 32)):
         yield from _tried([experts_trial(tools, device, 6, 3, widths, block)])
-    yield from _as_of_many_outputs(tools, device)
+    yield from _as_of_other_outputs(tools, device)
 
 
-def _as_of_many_outputs(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
-    """The kernels that matrices of many outputs have, with few."""
+def _as_of_other_outputs(tools: Toolbox, device: torch.device) -> Iterator[tuple[str, Work]]:
+    """The kernels that matrices of other numbers of outputs have."""
     multiply = StepLinear(tools)._product
     for rows in (9, 1):
         tiles = -(-rows // linear_cuda.TILE_TOKENS)
@@ -134,11 +134,11 @@ def _as_of_many_outputs(tools: Toolbox, device: torch.device) -> Iterator[tuple[
             codes = tools.quantise(tokens(rows, inner, device, BF16), block)
             name = f"FP8 by {block} [many, {inner}] of {rows}"
             yield name, partial(multiply, made, *codes, w.data, w.scale, 1, BF16)
-        for inner in (*V4_BF16, *V41_BF16):
-            made = linear_cuda.bf16(tools.form, inner, tiles, False)
+        for inner, many in itertools.product((*V4_BF16, *V41_BF16), BF16_OUTPUTS):
+            made = linear_cuda.bf16(tools.form, inner, tiles, False, many)
             x = tokens(rows, inner, device, BF16)
             dense = torch.zeros(512, inner, dtype=BF16, device=device)
-            name = f"bf16 [many, {inner}] of {rows}"
+            name = f"bf16 [as {many}, {inner}] of {rows}"
             yield name, partial(multiply, made, x, None, dense, None, 1, torch.float32)
 
 

@@ -160,7 +160,12 @@ def test_a_block_gets_the_shared_memory_it_asks_for() -> None:
         form = form_of(arch)
         walks = [linear.fp8_walk(form, *of, block=b) for of, b in fp8_lengths()]
         dense = (*linear.V4_BF16, *linear.V41_BF16, 192)
-        walks += [linear.bf16_walk(form, k, t) for k in dense for t in (1, 2)]
+        walks += [
+            linear.bf16_walk(form, k, t, n)
+            for k in dense
+            for t in (1, 2)
+            for n in linear.BF16_OUTPUTS
+        ]
         walks += [experts.gate_up_walk(form, k) for k in (4096, 5120, 384)]
         walks += [
             experts.down_walk(form, k, few=f) for k in (2048, 2304, 128) for f in (False, True)
@@ -182,7 +187,8 @@ def test_the_cut_of_k_is_one_for_any_number_of_rows() -> None:
             for k in lengths:
                 assert len({linear.fp8_walk(form, k, t, block=block).slices for t in (1, 2)}) == 1
         for k in (*linear.V4_BF16, *linear.V41_BF16):
-            assert len({linear.bf16_walk(form, k, t).slices for t in (1, 2)}) == 1
+            walks = [linear.bf16_walk(form, k, t, n) for t in (1, 2) for n in linear.BF16_OUTPUTS]
+            assert len({walk.slices for walk in walks}) == 1
         for k in (*experts.V4_WIDTHS, *experts.V41_WIDTHS):
             walks = [experts.down_walk(form, k, few=few) for few in (False, True)]
             assert len({(walk.slices, walk.block_rows) for walk in walks}) == 1

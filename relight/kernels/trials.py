@@ -146,6 +146,7 @@ def linear_trials(
         found
         + [made.grouped(outputs, 4096, block, boundary) for block in lengths]
         + [made.dense(outputs, inner, boundary) for inner in (512, 5120, 4096)]
+        + [made.dense(64, inner, boundary) for inner in (5120, 4096)]
     )
 
 

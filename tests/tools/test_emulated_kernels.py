@@ -51,15 +51,15 @@ def test_blocks_of_a_cluster_sum_as_one_block_does(tmp_path: Path, inner: int) -
 
 
 @pytest.mark.parametrize("inner", [4096, 5120])
-def test_a_head_has_the_bits_of_a_product_of_few_outputs(tmp_path: Path, inner: int) -> None:
-    """SM89 has room for 16 rows a warp, SM90 for 32."""
+def test_bf16_has_the_bits_of_other_numbers_of_outputs(tmp_path: Path, inner: int) -> None:
+    """SM89 has room for 16 rows a warp, SM90 for 32, and clusters."""
     w, x = torch.randn(64, inner).bfloat16(), tokens(11, inner, CPU, torch.bfloat16)
     found = []
     for arch in ("sm_89", "sm_90"):
         (folder := tmp_path / arch).mkdir()
         tools = emulated(arch, folder)
         for rows, tiles in ((11, 2), (3, 1)):
-            for outputs in (cuda.MANY_OUTPUTS, 64):
+            for outputs in cuda.BF16_OUTPUTS:
                 made = cuda.bf16(tools.form, inner, tiles, False, outputs)
                 product = StepLinear(tools)._product
                 found.append(product(made, x[:rows], None, w, None, 1, torch.float32))

@@ -62,9 +62,17 @@ _BF16 = {
 _HEADS = (4096, 5120)
 """K of those matrices of many outputs of which a warp has 32 rows."""
 
+_FEW_PEERS = {4096: 4, 5120: 2}
+FEW_BLOCKS = 64
+"""By K of bf16, into how many blocks of a cluster a block of few outputs is cut, unless more blocks
+than these come of it."""
+
 V4_LENGTHS, V41_LENGTHS = (1024, 2048, 4096, 8192, 12288), (1280, 2304, 5120, 6144, 8192, 15360)
 V4_BF16, V41_BF16 = (4096, 256), (5120, 512)
 """Lengths of rows of V4-Flash and V4.1-Flash, drafts too."""
+
+BF16_OUTPUTS = (MANY_OUTPUTS, 1024, 64)
+"""Each has a form of its own."""
 
 ROUNDING = (8192,)
 """K of those matrices whose tokens no kernel in front can round: what a block of `wo_a` makes is no
@@ -100,12 +108,15 @@ def fp8_walk(
 
 def bf16_walk(form: Form, inner: int, token_tiles: int, outputs: int = MANY_OUTPUTS) -> Walk:
     """How many outputs there are decides no bits: few are one block a processor, which asks for all
-    it reads at once; of many a warp has more rows, if there is shared memory for it."""
+    it reads at once, or if very few several of a cluster; of many a warp has more rows, if there is
+    shared memory for it."""
     if not form.copies:
         return _old(16, inner, token_tiles)
     found = _BF16.get(inner) or walk_of(16, inner, ring=True)
     if outputs < MANY_OUTPUTS:
-        wished = replace(found, ahead=found.units)
+        peers = _FEW_PEERS.get(inner, 1) if form.clusters else 1
+        fit = outputs // found.block_rows * peers <= FEW_BLOCKS
+        wished = replace(found, ahead=found.units, peers=peers if fit else 1)
     else:
         wished = replace(found, tiles=2) if inner in _HEADS else found
     return wished if wished.ring_bytes <= form.shared_limit - SUMS_BYTES else found
@@ -165,7 +176,7 @@ def bf16(
     """bf16 weights; tokens are bf16, before SM80 fp16."""
     walk = bf16_walk(form, inner, token_tiles, outputs)
     few = walk != bf16_walk(form, inner, token_tiles)
-    what = "bf16 of few outputs" if few else "bf16"
+    what = "bf16" + " of few outputs" * few + " in clusters" * (walk.peers > 1)
     return _kernel(what, form, walk, token_tiles, boundary_bf16, x_bf16=form.bf16), walk
 
 
@@ -203,5 +214,5 @@ def kernels(form: Form) -> list[Kernel]:
             found += [] if few in found else [few]
             found.append(grouped(form, 4096, tiles, boundary_bf16=form.bf16, block=block)[0])
         for k in (*V4_BF16, *V41_BF16):
-            found += [bf16(form, k, tiles, False, outputs)[0] for outputs in (MANY_OUTPUTS, 64)]
+            found += [bf16(form, k, tiles, False, outputs)[0] for outputs in BF16_OUTPUTS]
     return [*dict.fromkeys(found), *halves.kernels(form)]
