@@ -92,6 +92,8 @@ DENSE_V41 = (
 """Of bf16 weights; the last is what comes out."""
 
 WIDTHS_V41 = (1, 8)
+ROWS_ALIKE = 6
+"""Of which each chooses the same experts."""
 GROUPS, SLOTS = 8, 6
 
 
@@ -272,15 +274,17 @@ def _routed(
     width, inner = sizes
     shapes = ((inner, width), (inner, width), (width, inner))
     w1, w3, w2 = (fp4_stack(experts, n, k, bench.device, block) for n, k in shapes)
-    for rows in widths:
-        draws = [drawn(rows, experts, bench.device) for _ in range(48 if rows == 1 else 12)]
+    alike = f"{name}, all rows on the same ones"
+    for what, rows in (*((name, rows) for rows in widths), (alike, ROWS_ALIKE)):
+        count, own = (48, 1) if what == alike or rows == 1 else (12, rows)
+        draws = [drawn(own, experts, bench.device).repeat(rows // own, 1) for _ in range(count)]
         distinct = statistics.mean(len(set(ids.flatten().tolist())) for ids in draws)
         nbytes = distinct * sum(bytes_of(w) / experts for w in (w1, w3, w2))
         x, route = tokens(rows, width, bench.device, BF16), torch.rand(rows, SLOTS).to(bench.device)
         fast = StepExperts(bench.tools)
         runs = [partial(fast.experts, x, ids, route, w1, w3, w2, 10.0, BF16) for ids in draws]
         us = graph_us(runs)
-        yield line_of(bench, name, rows, nbytes, us, None, distinct=distinct)
+        yield line_of(bench, what, rows, nbytes, us, None, distinct=distinct)
 
 
 def small(bench: Bench) -> Iterator[Line]:
