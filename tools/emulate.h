@@ -28,6 +28,7 @@ template <> struct alignas(16) Words<4> {
 template <> struct alignas(8) Words<2> {
   unsigned x, y;
   Words() = default;
+  Words(unsigned x, unsigned y) : x(x), y(y) {}
   Words(const Words& o) : x(o.x), y(o.y) { watch::whole(&o, 8); }
   Words& operator=(const Words& o) {
     watch::whole(&o, 8), watch::whole(this, 8);
@@ -178,6 +179,7 @@ HOST static void copies_landed_but(int groups) {  // of those sent, the last one
   }
 }
 
+inline uint2 make_uint2(unsigned a, unsigned b) { return uint2(a, b); }
 inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return uint4(a, b, c, d); }
 inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }

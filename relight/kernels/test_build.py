@@ -190,8 +190,9 @@ def test_the_cut_of_k_is_one_for_any_number_of_rows() -> None:
             walks = [linear.bf16_walk(form, k, t, n) for t in (1, 2) for n in linear.BF16_OUTPUTS]
             assert len({walk.slices for walk in walks}) == 1
         for k in (*experts.V4_WIDTHS, *experts.V41_WIDTHS):
-            walks = [experts.down_walk(form, k, few=few) for few in (False, True)]
-            assert len({(walk.slices, walk.block_rows) for walk in walks}) == 1
+            for product in (experts.gate_up_walk, experts.down_walk):
+                walks = [product(form, k, few=few) for few in (False, True)]
+                assert len({(walk.slices, walk.block_rows) for walk in walks}) == 1
 
 
 def test_units_are_whole_and_no_more_than_are_unrolled() -> None:

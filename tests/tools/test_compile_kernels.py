@@ -15,7 +15,12 @@ NO_LIBRARY = 3  # tools/compile_kernels.py
 VERSIONS = ("12.6", "12.9")
 
 SPILLS = {
-    "experts fp4 by 32 given gate-up to bf16": 28,
+    "experts fp4 gate-up K=4096 to bf16": 212,
+    "experts fp4 down K=2048 to bf16": 136,
+    "experts fp4 down of few rows K=2048 to bf16": 8,
+    "experts fp4 by 32 gate-up K=5120 to bf16": 208,
+    "experts fp4 by 32 down K=2304 to bf16": 208,
+    "experts fp4 by 32 given gate-up to bf16": 64,
     "experts fp4 by 32 given down to bf16": 32,
     "linear fp8 K=1024 rows<=16 to bf16": 32,
     "linear fp8 K=8192 rows<=16 to bf16": 32,
@@ -27,9 +32,9 @@ SPILLS = {
     "linear fp8 by 32 K=8192 rows<=16 to bf16": 216,
     "linear fp8 by 32 K=15360 rows<=16 to bf16": 232,
 }
-"""Bytes that a thread may spill from SM80 on, where 128 registers are held for the sake of two
-blocks and a few bytes go through the cache, or what a tile of given experts needs in the end waits
-outside of its loop. No other kernel spills, and on older devices none."""
+"""Bytes that a thread may spill from SM80 on, where 128 registers (168 of experts) are held for the
+sake of several blocks, and a few bytes go through the cache, or what a tile of experts needs before
+or behind its loop waits outside of it. No other kernel spills, and on older devices none."""
 
 
 def compiled(*arguments: str) -> list[dict]:

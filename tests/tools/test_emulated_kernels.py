@@ -168,6 +168,30 @@ def test_an_experts_down_product_is_near_its_definition(
     assert_bits_equal(total, found[:, 0] + found[:, 1])
 
 
+@pytest.mark.parametrize(("inner", "act_block"), [(4096, 128), (5120, 32)])
+def test_gate_and_up_have_the_same_bits_by_either_kernel(
+    tools: Toolbox, inner: int, act_block: int
+) -> None:
+    """That of few rows walks once for every two tokens of an expert."""
+    gate, up = (fp4_stack(3, 48, inner, CPU) for _ in range(2))
+    x, route = tokens(9, inner, CPU, torch.float32), torch.rand(9, 2)
+
+    def product(rows: slice, few: bool) -> Tensor:
+        kernel = experts.gate_up(tools.form, inner, False, act_block, few=few)
+        (launch, walk), ids = tools.load_walk(kernel), IDS[rows].contiguous()
+        out = torch.full((*ids.shape, 48), float("nan"))
+        grid, tiles = (-(-48 // (walk.block_rows * 2)), ids.numel()), 2  # the last block has one
+        weights = (gate.data, up.data, gate.scale, up.scale)
+        given = (*tools.quantise(x[rows], act_block), ids, route[rows].contiguous(), out)
+        launch(grid, *weights, *given, ids.numel(), 2, 48, tiles, 10.0)
+        return out
+
+    found = product(slice(9), False)
+    assert bool(found.isfinite().all())
+    assert_bits_equal(product(slice(9), True), found, "as of few rows")
+    assert_bits_equal(product(slice(4, 5), True), found[4:5], "alone")
+
+
 @pytest.mark.parametrize("widths", [(256, 128), (384, 256)])
 def test_experts_of_v41_are_near_their_definition(tools: Toolbox, widths: tuple[int, int]) -> None:
     """Of widths that are cut by a rule, in slices of one unit and of several."""

@@ -112,6 +112,12 @@ D void step(const uint4& v, int i, u32& p, u32& q, u32) {
 // The tokens' values that meet those 16 bytes, in the same order. X_BYTES is 1 (E4M3 with scales) or 2.
 constexpr int X_WORDS = LOADED * X_BYTES / 16;
 constexpr float X_RAISE = X_BYTES == 1 ? E4M3_RAISE : 1.f;
+#if FORMAT == 4 && X_BYTES == 1  // four codes of eight: those in even places, then those in odd ones, each beside that four further on
+D u32 every_second(const uint4 (&v)[X_WORDS], int i) {
+  const u32 even = CONVERTS_E4M3 ? 0x6240 : 0x6420, odd = CONVERTS_E4M3 ? 0x7351 : 0x7531;
+  return __byte_perm(word(v[i / 4], i & 2), word(v[i / 4], (i & 2) + 1), i & 1 ? odd : even);
+}
+#endif
 D void unpack_x(const uint4 (&v)[X_WORDS], u32 (&pairs)[LOADED / 2]) {
   UNROLL for (int i = 0; i < LOADED / 2; i += 2) {
 #if X_BYTES == 2
@@ -121,10 +127,8 @@ D void unpack_x(const uint4 (&v)[X_WORDS], u32 (&pairs)[LOADED / 2]) {
     pairs[i + 1] = as_stored ? b : high_halves(a, b);
 #elif FORMAT == 8
     e4m3(word(v[0], i / 2), pairs[i], pairs[i + 1]);
-#else  // of eight tokens' values those in even places, then those in odd ones, each beside that four further on
-    const u32 a = word(v[i / 8], i / 2 & 2), b = word(v[i / 8], (i / 2 & 2) + 1);
-    const u32 even = CONVERTS_E4M3 ? 0x6240 : 0x6420, odd = CONVERTS_E4M3 ? 0x7351 : 0x7531;
-    e4m3(__byte_perm(a, b, i & 2 ? odd : even), pairs[i], pairs[i + 1]);
+#else
+    e4m3(every_second(v, i / 2), pairs[i], pairs[i + 1]);
 #endif
   }
 }

@@ -5,7 +5,8 @@
 //
 // Quarters of a unit have their own scales. Form 70 keeps them apart by itself and, since its registers are full, walks tile by
 // tile. Else the narrow operand does: its 8 columns are 2 tokens x 4 quarters, with zeros for a lane of another quarter. Tokens
-// are the same for all tiles: they are unpacked once and lie in shared memory as the matrix unit takes them.
+// are the same for all tiles: they are unpacked once and lie in shared memory as the matrix unit takes them. Of more than two tokens
+// a unit of weights is decoded once and meets each pair in turn, with sums of its own, as if it were alone; their codes lie there.
 #pragma once
 #include "walk.cuh"
 
@@ -14,8 +15,8 @@ typedef u8 Staged;
 struct Flow {
   Operands next;
   D void begin(const Operands& o, int) { next = o; }
-  D void stage(const Operands&, Staged&) {}
-  D void sum(const Operands&, const Staged&, Sums* sums) {
+  template <int> D void stage(const Operands&, Staged&) {}
+  template <int> D void sum(const Staged&, Sums* sums) {
     walk(next, false, sums);
     UNROLL for (int m = 0; m < MATRICES; m++) {
       next.w[m] += BLOCK_ROWS * ROW_BYTES;
@@ -28,8 +29,11 @@ constexpr int GROUPS = UNITS / AHEAD, GROUP_BYTES = AHEAD * UNIT_BYTES, GROUP_SC
 static_assert(UNITS % AHEAD == 0, "a unit's registers are the same in each tile");
 
 struct Staged {  // tokens of a warp; the last place: 4 * token + quarter
-  uint4 x[UNITS][LOADED / 8][8];
-  float sx[UNITS][8];
+  union {
+    uint4 x[UNITS][LOADED / 8][8];                   // of two tokens
+    uint2 codes[UNITS][LOADED / 8][TOKEN_TILES][8];  // of more, half as many bytes
+  };
+  float sx[UNITS][TOKEN_TILES][8];
 };
 constexpr int SX = BLOCK == 128 ? 1 : 2;  // scales of tokens among a lane's results of a unit
 
@@ -68,7 +72,8 @@ struct Flow {
   int group, left;  // which of its tile that is, and how many are behind it
   uint4 held[AHEAD][TILES][2];
   u32 coming[TILES][2][AHEAD];  // scales
-  uint4 x[LOADED / 8];
+  uint4 x[LOADED / 8];  // zeros but for a lane that has the quarter of its column
+  uint2 codes[TOKEN_TILES];
 
   D void ask(int u) {
     UNROLL for (int t = 0; t < TILES; t++)
@@ -108,50 +113,78 @@ struct Flow {
     ask_scales();
     UNROLL for (int u = 0; u < AHEAD; u++) ask(u);
     UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = make_uint4(0, 0, 0, 0);
+    UNROLL for (int n = 0; n < TOKEN_TILES; n++) codes[n] = make_uint2(0, 0);
   }
   // Eight lanes a unit, each a token's quarter. With ROUNDS tokens are float32 and get their grid here, as act_quant gives it.
-  D void stage(const Operands& o, Staged& staged) {
+  template <int N> D void stage(const Operands& o, Staged& staged) {
     const int place = lane_id() & 7;
     __syncwarp();
     for (int first = 0; first < UNITS; first += 4) {
       const int u = first + (lane_id() >> 3), known = min(u, UNITS - 1);
-      uint4 codes[X_WORDS];
-      float sx;
+      UNROLL for (int n = 0; n < N; n++) {
+        uint4 v[X_WORDS];
+        float sx;
 #if ROUNDS
-      round_quarter(o.x[0] + known * UNIT * 4, codes, sx);
+        round_quarter(o.x[n] + known * UNIT * 4, v, sx);
 #else
-      UNROLL for (int i = 0; i < X_WORDS; i++) codes[i] = load16(o.x[0] + known * UNIT + i * 16);
-      sx = o.sx[0][0][known * UNIT_SCALES];
+        UNROLL for (int i = 0; i < X_WORDS; i++) v[i] = load16(o.x[n] + known * UNIT + i * 16);
+        sx = o.sx[n][0][known * UNIT_SCALES];
 #endif
-      u32 pairs[LOADED / 2];
-      unpack_x(codes, pairs);
-      if (u >= UNITS) continue;
-      UNROLL for (int j = 0; j < LOADED / 8; j++)
-        staged.x[u][j][place] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
-      staged.sx[u][place] = sx;
+        u32 pairs[LOADED / 2];
+        if (N == 1) unpack_x(v, pairs);
+        if (u >= UNITS) continue;
+        UNROLL for (int j = 0; j < LOADED / 8; j++)
+          if (N == 1) staged.x[u][j][place] = make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+          else staged.codes[u][j][n][place] = make_uint2(every_second(v, 2 * j), every_second(v, 2 * j + 1));
+        staged.sx[u][n][place] = sx;
+      }
     }
     __syncwarp();
   }
-  // `scales` are one too large, twice the scale: so a stored 0, 2^-127, is no special case. The binder holds that none is 2^127.
-  D void add(Totals& total, const uint4 (&unit)[TILES][2], const float (&sx)[SX], const u32 (&scales)[TILES][2]) {
-    Totals part = {};
-    UNROLL for (int i = 0; i < LOADED / 4; i++)
-      UNROLL for (int t = 0; t < TILES; t++) {
-        u32 a0, a1, a2, a3;
-        step(unit[t][0], i, a0, a2, 0);
-        step(unit[t][1], i, a1, a3, 0);
-        mma(part[t][0], a0, a1, a2, a3, word(x[i >> 1], 2 * (i & 1)), word(x[i >> 1], 2 * (i & 1) + 1));
-      }
-    UNROLL for (int t = 0; t < TILES; t++)
-      UNROLL for (int i = 0; i < ACC; i++) {  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
-        const u32 of_row = scales[t][i >> 1] >> (lane_id() & 1) * 16;
-        const float twice = __uint_as_float(of_row << (i & 1 ? 15 : 23) & 0x7F800000u);
-        total[t][0][i] += part[t][0][i] * (sx[i % SX] * (RAISE * X_RAISE / 2) * twice);
-      }
+  // What meets words j of weights: of N pairs of tokens the n-th, two calls of step().
+  template <int N> D void tokens(const Staged& staged, int u, int j, int n, u32 (&found)[4]) {
+    const bool mine = (lane_row() & 3) == lane_quarter();
+    if (N > 1) {
+      if (mine) codes[n] = staged.codes[u][j][n][lane_row()];
+      e4m3(codes[n].x, found[0], found[1]);
+      e4m3(codes[n].y, found[2], found[3]);
+    } else {
+      if (mine) x[j] = staged.x[u][j][lane_row()];
+      UNROLL for (int i = 0; i < 4; i++) found[i] = word(x[j], i);
+    }
   }
-  // Leaves each warp's sums of a tile in sums[warp].
-  D void sum(const Operands& o, const Staged& staged, Sums* sums) {
-    Totals total = {};
+  // `scales` are one too large, twice the scale: so a stored 0, 2^-127, is no special case. The binder holds that none is 2^127.
+  // Of more than one pair of tokens gate and up are taken at once, as tokens are unpacked for each; tiles of down, which gains
+  // nothing by that, one after the other.
+  template <int N>
+  D void add(float (&total)[TILES][N][ACC], const uint4 (&unit)[TILES][2], const Staged& staged, int u, const u32 (&scales)[TILES][2]) {
+    constexpr int JOINT = N > 1 && !PAIRED ? 1 : TILES;
+    UNROLL for (int first = 0; first < TILES; first += JOINT) {
+      float part[JOINT][N][ACC] = {}, sx[N][SX];
+      UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int j = 0; j < SX; j++) sx[n][j] = staged.sx[u][n][acc_token(j)];
+      UNROLL for (int j = 0; j < LOADED / 8; j++) {
+        u32 with[N][4];
+        UNROLL for (int n = 0; n < N; n++) tokens<N>(staged, u, j, n, with[n]);
+        UNROLL for (int i = 0; i < 2; i++)
+          UNROLL for (int t = 0; t < JOINT; t++) {
+            u32 a0, a1, a2, a3;
+            step(unit[first + t][0], 2 * j + i, a0, a2, 0);
+            step(unit[first + t][1], 2 * j + i, a1, a3, 0);
+            UNROLL for (int n = 0; n < N; n++) mma(part[t][n], a0, a1, a2, a3, with[n][2 * i], with[n][2 * i + 1]);
+          }
+      }
+      UNROLL for (int t = 0; t < JOINT; t++)
+        UNROLL for (int i = 0; i < ACC; i++) {  // column 2t or 2t + 1: quarter 2 (t & 1) + (i & 1)
+          const u32 of_row = scales[first + t][i >> 1] >> (lane_id() & 1) * 16;
+          const float twice = __uint_as_float(of_row << (i & 1 ? 15 : 23) & 0x7F800000u);
+          UNROLL for (int n = 0; n < N; n++) total[first + t][n][i] += part[t][n][i] * (sx[n][i % SX] * (RAISE * X_RAISE / 2) * twice);
+        }
+    }
+  }
+  // Leaves each warp's sums of a tile with N pairs of tokens in sums[warp].
+  template <int N> D void sum(const Staged& staged, Sums* sums) {
+    float total[TILES][N][ACC] = {};
 #pragma unroll 1
     for (int g = 0; g < GROUPS; g++) {
       u32 scales[AHEAD][TILES][2];
@@ -164,21 +197,17 @@ struct Flow {
         ask_scales();
       }
       UNROLL for (int u = 0; u < AHEAD; u++) {
-        const int unit = g * AHEAD + u;
-        float sx[SX];
-        UNROLL for (int j = 0; j < SX; j++) sx[j] = staged.sx[unit][acc_token(j)];
-        if ((lane_row() & 3) == lane_quarter())
-          UNROLL for (int j = 0; j < LOADED / 8; j++) x[j] = staged.x[unit][j][lane_row()];
-        add(total, held[u], sx, scales[u]);
+        add(total, held[u], staged, g * AHEAD + u, scales[u]);
         if (more) ask(u);
       }
     }
     UNROLL for (int t = 0; t < TILES; t++)
-      UNROLL for (int i = 0; i < ACC; i += 2) {
-        float v = total[t][0][i] + total[t][0][i + 1];
-        v += __shfl_xor_sync(~0u, v, 1);
-        if (!(lane_id() & 1)) sums[warp_id()][t * 16 + acc_row(i)][token_of(0, i)] = v;
-      }
+      UNROLL for (int n = 0; n < N; n++)
+        UNROLL for (int i = 0; i < ACC; i += 2) {
+          float v = total[t][n][i] + total[t][n][i + 1];
+          v += __shfl_xor_sync(~0u, v, 1);
+          if (!(lane_id() & 1)) sums[warp_id()][t * 16 + acc_row(i)][token_of(n, i)] = v;
+        }
     __syncthreads();
   }
 };

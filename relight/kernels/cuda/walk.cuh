@@ -41,7 +41,7 @@ constexpr bool OWN_GRID = ROUNDS && FORMAT == 8;
 constexpr bool PASSED = CROSSED && ROW_WARPS <= 2 && !OWN_GRID;
 // A warp asks for whole lines of weights. With 16 tokens that pays only where it has 32 rows of bf16.
 constexpr bool WHOLE = CROSSED || (RING && (TOKEN_TILES == 1 || (FORMAT == 16 && TILES == 2)));
-constexpr int TOKENS = APART ? 2 : 8 * TOKEN_TILES;  // of one pass
+constexpr int TOKENS = (APART ? 2 : 8) * TOKEN_TILES;  // of one pass
 constexpr int SLICE = K / SLICES, UNITS = SLICE / UNIT, UNIT_BYTES = UNIT * FORMAT / 8, CHUNKS = UNIT_BYTES / 64;
 constexpr int HERE = SLICES / PEERS;  // slices that a block walks
 constexpr int WARPS = HERE * ROW_WARPS, THREADS = 32 * WARPS;
@@ -69,8 +69,8 @@ D int my_k() { return my_slice() * SLICE; }
 D int my_row() { return warp_id() / HERE * 16 * TILES / MATRICES + (WHOLE ? lane_id() >> 3 : lane_row()); }
 D int my_bytes() { return 16 * (WHOLE ? lane_id() & 7 : lane_quarter()); }  // of what is asked for of a row at once
 D int my_x() { return LOADED * lane_quarter(); }
-D int my_token(int n) { return APART ? lane_row() & 1 : n * 8 + lane_row(); }
-D int token_of(int n, int i) { return APART ? acc_token(i) >> 2 : n * 8 + acc_token(i); }
+D int my_token(int n) { return APART ? n * 2 + (lane_row() & 1) : n * 8 + lane_row(); }
+D int token_of(int n, int i) { return APART ? n * 2 + (acc_token(i) >> 2) : n * 8 + acc_token(i); }
 D int scale_of(int i) { return STEP_FORM == 70 ? (i & 1) | (i & 4) >> 1 : i % X_SCALES; }
 D int token_of_scale(int n, int j) { return APART || PASSED ? my_token(n) : token_of(n, STEP_FORM == 70 ? (j & 1) | (j & 2) << 1 : j); }
 D int first_scale(int) {  // which of a unit's scales of a token is the first that a lane uses

@@ -26,9 +26,13 @@ L2_FETCH = ".L2::128B"
 """A unit is half a line of each row; the other half is asked for next, and may come with it."""
 
 
+PAIRS = 3
+"""Of tokens that one walk serves, where an expert has more than two: weights are asked for and
+decoded once. Sums of more pairs have no registers."""
+
 FEW_ROWS = 2
-"""Of V4 their down product is 384 blocks, which an H200 holds at once by three a processor, so each
-may ask for all of its tile. Of V4.1 it is 480, by four, so each may ask for half of its tile."""
+"""A pair. Of V4 their down product is 384 blocks, which an H200 holds at once by three a processor,
+so each may ask for all of its tile. Of V4.1 it is 480, by four, so each may ask for half of it."""
 
 
 def tiles_of_block(rows: int) -> int:
@@ -43,29 +47,30 @@ def rounds(form: Form) -> bool:
     return form.number != 70
 
 
-def gate_up_walk(form: Form, inner: int, act_block: int = 128) -> Walk:
+def gate_up_walk(form: Form, inner: int, act_block: int = 128, *, few: bool = False) -> Walk:
+    """`few`: of `FEW_ROWS` at most, which decides no bits."""
     found = _ruled(form, inner)
     if inner in (V4_WIDTHS[0], V41_WIDTHS[0]):
-        blocks = 4 if form.number == 80 else 2
+        blocks = 2 if form.number != 80 else 4 if few else 3
         old = form.number == 70  # of eight slices, as the rule has it
         found = replace(found, ahead=1) if old else Walk(4, inner, 4, min_blocks=blocks)
     return replace(found, tiles=2, paired=True, block=act_block)
 
 
 def down_walk(form: Form, inner: int, act_block: int = 128, *, few: bool = False) -> Walk:
-    """`few`: of `FEW_ROWS` at most, which decides no bits."""
+    """`few`: as above."""
     found, modern = _ruled(form, inner), form.number == 80
     if inner == V4_WIDTHS[1]:
         old = Walk(4, inner, 4, ahead=1, min_blocks=2)
-        blocks = 4 if form.early else 3
-        found = Walk(4, inner, 4, tiles=2, min_blocks=blocks) if modern else old
+        found = Walk(4, inner, 4, tiles=2, min_blocks=3) if modern else old
         if few and form.early:
-            found = replace(found, ahead=4, min_blocks=3)
+            found = replace(found, ahead=4)
     if inner == V41_WIDTHS[1]:
         old = Walk(4, inner, 3, row_warps=2, ahead=1, min_blocks=2)
-        found = Walk(4, inner, 3, tiles=2, min_blocks=5) if modern else old
+        blocks = 5 if few and not form.early else 4
+        found = Walk(4, inner, 3, tiles=2, min_blocks=blocks) if modern else old
         if few and form.early:
-            found = replace(found, ahead=3, min_blocks=4)
+            found = replace(found, ahead=3)
     return replace(found, block=act_block)
 
 
@@ -76,19 +81,28 @@ def _ruled(form: Form, inner: int) -> Walk:
     return replace(found, ahead=1) if flows and found.units % found.ahead else found
 
 
+def pairs_of_walk(form: Form, inner: int, *, few: bool = False) -> int:
+    """Decides no bits. Tokens of a length that is cut by a rule may have no room."""
+    measured = inner in (*V4_WIDTHS, *V41_WIDTHS)
+    return PAIRS if measured and form.number == 80 and not few else 1
+
+
 def gate_up(
-    form: Form, inner: int, boundary_bf16: bool, act_block: int = 128
+    form: Form, inner: int, boundary_bf16: bool, act_block: int = 128, *, few: bool = False
 ) -> tuple[Kernel, Walk]:
-    walk = gate_up_walk(form, inner, act_block)
-    return _kernel("gate-up", "step_gate_up", form, walk, boundary_bf16, False), walk
+    walk, pairs = gate_up_walk(form, inner, act_block, few=few), pairs_of_walk(form, inner, few=few)
+    same = (walk, pairs) == (gate_up_walk(form, inner, act_block), pairs_of_walk(form, inner))
+    what = "gate-up" if same else "gate-up of few rows"
+    return _kernel(what, "step_gate_up", form, walk, pairs, boundary_bf16, False), walk
 
 
 def down(
     form: Form, inner: int, boundary_bf16: bool, act_block: int = 128, *, few: bool = False
 ) -> tuple[Kernel, Walk]:
-    walk = down_walk(form, inner, act_block, few=few)
-    what = "down" if walk == down_walk(form, inner, act_block) else "down of few rows"
-    return _kernel(what, "step_down", form, walk, boundary_bf16, rounds(form)), walk
+    walk, pairs = down_walk(form, inner, act_block, few=few), pairs_of_walk(form, inner, few=few)
+    same = (walk, pairs) == (down_walk(form, inner, act_block), pairs_of_walk(form, inner))
+    what = "down" if same else "down of few rows"
+    return _kernel(what, "step_down", form, walk, pairs, boundary_bf16, rounds(form)), walk
 
 
 def objection_to_widths(width: int, inner: int) -> str:
@@ -100,11 +114,11 @@ def objection_to_widths(width: int, inner: int) -> str:
 
 
 def _kernel(
-    what: str, entry: str, form: Form, walk: Walk, boundary_bf16: bool, rounds: bool
+    what: str, entry: str, form: Form, walk: Walk, pairs: int, boundary_bf16: bool, rounds: bool
 ) -> Kernel:
     boundary = "bf16" if boundary_bf16 else "f32"
     macros = (
-        *walk.macros(form),
+        *walk.macros(form, token_tiles=pairs),
         ("BOUNDARY_BF16", int(boundary_bf16)),
         ("ROUNDS", int(rounds)),
         ("L2_FETCH", f'"{L2_FETCH}"'),
@@ -119,6 +133,7 @@ def kernels(form: Form) -> list[Kernel]:
     there."""
     found = []
     for (width, inner), block in zip((V4_WIDTHS, V41_WIDTHS), ACT_BLOCKS, strict=True):
-        found.append(gate_up(form, width, form.bf16, block)[0])
-        found += [down(form, inner, form.bf16, block, few=few)[0] for few in (False, True)]
+        for few in (False, True):
+            found.append(gate_up(form, width, form.bf16, block, few=few)[0])
+            found.append(down(form, inner, form.bf16, block, few=few)[0])
     return list(dict.fromkeys(found))

@@ -99,8 +99,8 @@ class StepExperts:
         (rows, slots), pairs = ids.shape, ids.numel()
         inner, width = w1.data.shape[1], w2.data.shape[1]
         hidden = scales.new_empty((pairs, inner))
-        launch, walk = tools.load_walk(cuda.gate_up(tools.form, width, bf16, w1.act_block))
-        tiles = cuda.tiles_of_block(rows)
+        few, tiles = rows <= cuda.FEW_ROWS, cuda.tiles_of_block(rows)
+        launch, walk = tools.load_walk(cuda.gate_up(tools.form, width, bf16, w1.act_block, few=few))
         launch(
             (-(-inner // (walk.block_rows * tiles)), pairs),
             w1.data,
@@ -121,7 +121,6 @@ class StepExperts:
         tokens: tuple[Tensor, Tensor | None] = hidden, None
         if not cuda.rounds(tools.form):
             tokens = tools.quantise(hidden, w2.act_block)
-        few = rows <= cuda.FEW_ROWS
         launch, walk = tools.load_walk(cuda.down(tools.form, inner, bf16, w2.act_block, few=few))
         grid = (-(-width // (walk.block_rows * tiles)), pairs)
         launch(grid, w2.data, w2.scale, *tokens, ids, down, pairs, width, tiles)
