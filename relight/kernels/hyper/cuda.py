@@ -115,17 +115,15 @@ def _kernel(
 def kernels(form: Form) -> list[Kernel]:
     """V4.1 has no head of its own."""
     boundary = torch.bfloat16 if form.bf16 else torch.float32
-    makes, found = (mix_parts, mix_end), [balance(form)]
+    found = [balance(form)]
     of_models = zip(WIDTHS, ((HC * (2 + HC), HC), (HC * (2 + HC),)), ACT_BLOCKS, strict=True)
     for width, outputs, act_block in of_models:
         held = block(width)
         assert held is not None
-        found += [make(form, held, boundary, count) for make in makes for count in outputs]
-        found.append(mix_end(form, held, boundary, outputs[0], act_block))
-        if peer_threads(form, width):
-            made = (form, held, boundary)
-            found += [mix_end_by_peers(*made, count) for count in outputs]
-            found.append(mix_end_by_peers(*made, outputs[0], act_block))
+        end = mix_end_by_peers if peer_threads(form, width) else mix_end
+        made = (form, held, boundary)
+        found += [make(*made, count) for make in (mix_parts, end) for count in outputs]
+        found.append(end(*made, outputs[0], act_block))
         if form.bf16:
             given = (form, held, boundary, outputs[0])
             found += [split_weights(*given), mix_end(*given, act_block, PIECES)]
