@@ -73,12 +73,13 @@ def index_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> list
         keys, values = filled(index_row(index_cuda.DIM), KEYS, device), heads * index_cuda.DIM
 
         def asked(x: Tensor) -> Asked:
-            """Each row is a sequence of its own."""
+            """Each row is a sequence of its own. Weights are made last: all else is read before
+            the kernel in front has ended."""
+            own = torch.arange(len(x), device=device)
             places = (seeds(x) * 40503 + torch.arange(ENTRIES, device=device) * 2654435761) % KEYS
             q = fp4_grid(x[:, :values]).view(-1, heads, index_cuda.DIM)
             visible = ENTRIES - seeds(x).squeeze(1) % 1500
             weights, counts = x[:, values:].contiguous(), (1,) * len(x)
-            own = torch.arange(len(x), device=device)
             return Asked(q, weights, keys, places, counts, own, visible, "step")
 
         def kernel(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ DIM = 128
 HEADS = (16, 32, 64)
 """What there are kernels for; V4-Flash has 64 heads and V4.1-Flash 32."""
 
-ENTRIES, FEW_ENTRIES, PROCESSORS = 256, 128, 132
-"""What a block of `index_scores` takes at least; half of it where all blocks run at once."""
+ENTRIES, FEWER_ENTRIES, PROCESSORS = 256, (64, 128), 132
+"""What a block of `index_scores` takes at least; fewer where all blocks run at once."""
 
 MANY_BLOCKS, MOST_SPANS = 2048, 8
 """From so many blocks on, four for each time that every processor of an H200 takes four, a block
@@ -32,8 +32,9 @@ def topk(form: Form) -> Kernel:
 
 def span(rows: int, entries: int) -> int:
     """Entries of a block."""
-    if rows * -(-entries // FEW_ENTRIES) <= PROCESSORS:
-        return FEW_ENTRIES
+    for few in FEWER_ENTRIES:
+        if rows * -(-entries // few) <= PROCESSORS:
+            return few
     blocks = rows * -(-entries // ENTRIES)
     return ENTRIES * max(1, min(MOST_SPANS, blocks // MANY_BLOCKS))
 

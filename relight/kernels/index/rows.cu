@@ -1,6 +1,6 @@
 // Scores of compressed entries; see index/__init__.py for what they are.
 //
-// A block of the grid has one row and `span` entries, a multiple of 128. The score of an entry hangs on its key, the
+// A block of the grid has one row and `span` entries, 64 or a multiple of 128. The score of an entry hangs on its key, the
 // row's queries and weights alone; products of values on FP4's grid are exact, and terms are summed over the heads by the
 // definition's tree. With `candidates`, blocks of `size` entries in ascending order, a row's entries are those of its list, of which
 // an entry that it does not see has the score -infinity.
@@ -17,18 +17,40 @@ static_assert(!MATRIX || STEP_FORM == 80, "the matrix unit multiplies bf16");
 
 D float positive(float v) { return v < 0.f ? 0.f : v; }  // keeps a NaN
 #if MATRIX
-typedef uint4 Queries[TILES][8][32];  // as lanes of the matrix unit own them, for each 16 heads and step along the dims
+// As lanes of the matrix unit own them, for each 16 heads and step along the dims, four values of two heads a lane. Lanes of a
+// step change places (`slot`), so that a head's values, which follow each other, are stored into other banks.
+typedef uint4 Queries[TILES][8][32];
+D int slot(int lane, int s) { return lane ^ 4 * s; }
 
 // A lane's quarter of K is 32 dims, the group of a scale.
 D void stage(Queries& queries, const float* q) {
-  for (int i = threadIdx.x; i < TILES * 8 * 32; i += 32 * WARPS) {
-    const int lane = i % 32, s = i / 32 % 8, t = i / 256;
-    const float* p = q + (16 * t + (lane >> 2)) * DIM + 32 * (lane & 3) + 4 * s;
-    const uint4 a = *(const uint4*)p, b = *(const uint4*)(p + 8 * DIM);
-    queries[t][s][lane] = make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(b.x, b.y, 0x7632),
-                                     __byte_perm(a.z, a.w, 0x7632), __byte_perm(b.z, b.w, 0x7632));
+  constexpr int OWN = HEADS / WARPS;
+  uint4 v[OWN];  // a warp has a head
+  UNROLL for (int i = 0; i < OWN; i++) v[i] = ((const uint4*)q)[(WARPS * i + warp_id()) * (DIM / 4) + lane_id()];
+  UNROLL for (int i = 0; i < OWN; i++) {
+    const int head = WARPS * i + warp_id(), s = lane_id() % 8, lane = head % 8 * 4 + lane_id() / 8;
+    uint2 pairs;
+    pairs.x = __byte_perm(v[i].x, v[i].y, 0x7632);
+    pairs.y = __byte_perm(v[i].z, v[i].w, 0x7632);
+    ((uint2*)&queries[head / 16][s][slot(lane, s)])[head / 8 % 2] = pairs;
   }
 }
+
+// What a warp asks for at once: 8 E entries, a lane a quarter of those at lane_row().
+template <int E> struct Turn {
+  int own[E];
+  i64 lies[E];
+  Packed<32> keys[E];
+  D void find(const Choice& from, const i64* places, int at) {
+    UNROLL for (int e = 0; e < E; e++) {
+      own[e] = from.entry(at + 8 * e + lane_row());
+      lies[e] = own[e] < 0 ? -1 : places[own[e]];
+    }
+  }
+  D void ask(const Source& source) {
+    UNROLL for (int e = 0; e < E; e++) load<FP4>(row_at(source, lies[e]), 32 * lane_quarter(), keys[e]);
+  }
+};
 #else
 typedef float Queries[HEADS][DIM];
 D void stage(Queries& queries, const float* q) {
@@ -36,43 +58,53 @@ D void stage(Queries& queries, const float* q) {
 }
 #endif
 
-// q [rows, HEADS, 128], weights [rows, HEADS], places [sequences, entries] of keys, sequence [rows], visible [rows]
-// -> scores [rows, width] of the first entries that it sees, or of its candidates [rows, blocks].
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    index_scores(const float* q, const float* weights, SOURCE(key), const i64* places, int entries, const i64* sequence,
-                 const i64* visible, int shortcut, int span, const i64* candidates, int blocks, int size, int width, float* scores) {
-  alignas(16) __shared__ Queries queries;
-  const Source keys = GIVEN(key);
-  const int row = blockIdx.y, first = blockIdx.x * span;
-  wait_for_previous();
-  const Choice from = {candidates ? candidates + (i64)row * blocks : nullptr, blocks, size, (int)min(visible[row], (i64)entries)};
-  const int seen = from.count(), end = min(first + span, seen);
-  places += sequence[row] * entries;
-  if (from.visible <= shortcut || first >= seen) return;
-  weights += row * HEADS;
-  scores += (i64)row * width;
-  stage(queries, q + (i64)row * HEADS * DIM);
-  __syncthreads();
+struct Row {
+  const float *q, *weights;
+  const i64* places;
+  Source keys;
+  Choice from;
+  float* scores;
+  bool scored;
+};
+
 #if MATRIX
+// The entries from `first` to `end`, whose places are asked for before the kernel in front has ended, if no candidates name them.
+// Not their keys: a branch that a recording joins may have made the newest, and such a join is waited for with the kernel in front.
+template <int E> D void score(Queries& queries, const Row& of, int first, int end) {
+  constexpr int STEP = 8 * E * WARPS;
+  int at = first + 8 * E * warp_id();
+  Turn<E> next;
+  const bool early = !of.from.candidates;
+  if (early && of.scored && at < end) next.find(of.from, of.places, at);
+  wait_for_previous();
+  if (!of.scored) return;
+  if (at < end) {
+    if (!early) next.find(of.from, of.places, at);
+    next.ask(of.keys);
+  }
   float w[2 * TILES];  // of heads 8 i + lane_row()
-  UNROLL for (int i = 0; i < 2 * TILES; i++) w[i] = weights[8 * i + lane_row()];
-  for (int at = first + 16 * warp_id(); at < end; at += 16 * WARPS) {
-    u32 pairs[2][16];
-    int own[2];
-    UNROLL for (int e = 0; e < 2; e++) {
-      own[e] = from.entry(at + 8 * e + lane_row());
-      Packed<32> key;
-      load<FP4>(row_at(keys, own[e] < 0 ? -1 : places[own[e]]), 32 * lane_quarter(), key);
-      unpack<FP4>(key, pairs[e]);
+  UNROLL for (int i = 0; i < 2 * TILES; i++) w[i] = of.weights[8 * i + lane_row()];
+  stage(queries, of.q);
+  __syncthreads();
+  for (; at < end; at += STEP) {
+    u32 pairs[E][16];
+    int own[E];
+    UNROLL for (int e = 0; e < E; e++) {
+      own[e] = next.own[e];
+      unpack<FP4>(next.keys[e], pairs[e]);
     }
-    float c[2][TILES][ACC] = {};
+    if (at + STEP < end) {
+      next.find(of.from, of.places, at + STEP);
+      next.ask(of.keys);
+    }
+    float c[E][TILES][ACC] = {};
     UNROLL for (int s = 0; s < 8; s++)
       UNROLL for (int t = 0; t < TILES; t++) {
-        const uint4 a = queries[t][s][lane_id()];
-        UNROLL for (int e = 0; e < 2; e++) mma(c[e][t], a.x, a.y, a.z, a.w, pairs[e][2 * s], pairs[e][2 * s + 1]);
+        const uint4 a = queries[t][s][slot(lane_id(), s)];
+        UNROLL for (int e = 0; e < E; e++) mma(c[e][t], a.x, a.z, a.y, a.w, pairs[e][2 * s], pairs[e][2 * s + 1]);
       }
     // Of the bits of a head, t and h are the top ones and lane_row() the others.
-    UNROLL for (int e = 0; e < 2; e++)
+    UNROLL for (int e = 0; e < E; e++)
       UNROLL for (int column = 0; column < 2; column++) {
         float terms[2 * TILES];
         UNROLL for (int t = 0; t < TILES; t++)
@@ -81,11 +113,37 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         for (int apart = 16; apart >= 4; apart >>= 1) sum = add(sum, __shfl_xor_sync(~0u, sum, apart));
         const int among = 2 * lane_quarter() + column, i = at + 8 * e + among;
         const bool there = __shfl_sync(~0u, own[e], 4 * among) >= 0;
-        if (lane_row() == 0 && i < seen) scores[i] = there ? sum : none();
+        if (lane_row() == 0 && i < end) of.scores[i] = there ? sum : none();
       }
   }
+}
+#endif
+
+// q [rows, HEADS, 128], weights [rows, HEADS], places [sequences, entries] of keys, sequence [rows], visible [rows]
+// -> scores [rows, width] of the first entries that it sees, or of its candidates [rows, blocks]. All but queries, weights and
+// candidates is older than the kernel in front.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    index_scores(const float* q, const float* weights, SOURCE(key), const i64* places, int entries, const i64* sequence,
+                 const i64* visible, int shortcut, int span, const i64* candidates, int blocks, int size, int width, float* scores) {
+  alignas(16) __shared__ Queries queries;
+  const Source keys = GIVEN(key);
+  const int row = blockIdx.y, first = blockIdx.x * span;
+  const Choice from = {candidates ? candidates + (i64)row * blocks : nullptr, blocks, size, (int)min(visible[row], (i64)entries)};
+  const int seen = from.count(), end = min(first + span, seen);
+  const bool scored = from.visible > shortcut && first < seen;
+  places += sequence[row] * entries;
+  q += (i64)row * HEADS * DIM;
+  weights += row * HEADS;
+  scores += (i64)row * width;
+#if MATRIX
+  const Row own = {q, weights, places, keys, from, scores, scored};
+  span <= 8 * WARPS ? score<1>(queries, own, first, end) : score<2>(queries, own, first, end);
 #else
   // A warp has the heads 8 j + warp_id(), a lane two entries.
+  wait_for_previous();
+  if (!scored) return;
+  stage(queries, q);
+  __syncthreads();
   __shared__ float sums[WARPS][64];
   for (int at = first; at < end; at += 64) {
     Stored own[2];
