@@ -221,6 +221,15 @@ HOST static unsigned ballot(int line, unsigned, bool vote) {
   meet_warp(line);
   return found;
 }
+HOST static int sum_of_warp(int line, unsigned, int value) {
+  given[warp()][lane()][0] = value;
+  meet_warp(line);
+  int found = 0;
+  for (int i = 0; i < 32; i++) found += given[warp()][i][0];
+  meet_warp(line);
+  return found;
+}
+#define __reduce_add_sync(...) sum_of_warp(__LINE__, __VA_ARGS__)
 #define __shfl_sync(...) shuffle(__LINE__, __VA_ARGS__)
 #define __shfl_xor_sync(...) shuffle_xor(__LINE__, __VA_ARGS__)
 #define __ballot_sync(...) ballot(__LINE__, __VA_ARGS__)

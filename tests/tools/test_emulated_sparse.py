@@ -13,7 +13,7 @@ from relight.kernels import index, store
 from relight.kernels.attend import Keys, Turn, attend
 from relight.kernels.attend.step import StepAttend
 from relight.kernels.canary import relative_error
-from relight.kernels.index import Asked
+from relight.kernels.index import Asked, reference
 from relight.kernels.index import cuda as index_cuda
 from relight.kernels.index.rows import RowIndex
 from relight.kernels.quant import fp4_grid
@@ -221,3 +221,25 @@ def test_two_levels_choose_what_the_definition_chooses(modern: Toolbox) -> None:
     chosen = {"candidates": published, "k": K, "size": size}
     found = fast.select_within(Asked(**given, family="step"), **chosen)
     assert torch.equal(found, index.select_within(Asked(**given, family="step"), **chosen))
+
+
+@pytest.mark.parametrize("count", [1_500, 5_000, 9_000])
+def test_the_best_of_any_numbers_are_chosen(modern: Toolbox, count: int) -> None:
+    """As many as lanes keep, few and more, and as none does; near the best one and far from it,
+    equal, of either sign, and none at all."""
+    kinds = (
+        torch.randn(count),
+        torch.randn(count).exp(),
+        torch.randn(count).mul(9).exp(),
+        -torch.rand(count),
+        torch.randint(-2, 3, (count,)).float(),
+        torch.where(torch.rand(count) < 0.02, 1.0, -torch.inf),
+        torch.zeros(count).copysign(torch.randn(count)),
+    )
+    scores = torch.stack(kinds)
+    kernel = index_cuda.topk(modern.form)
+    launch, k = modern.load(kernel, index_cuda.TOP_THREADS), 300
+    visible, best = torch.full((len(scores),), count), torch.full((len(scores), k), 7)
+    none = (None, 0, 1, None, None)
+    launch((len(scores), 1), scores, visible, count, count, k, *none, best, None)
+    assert torch.equal(best, reference.best(k, scores))

@@ -18,7 +18,10 @@ MANY_BLOCKS, MOST_SPANS = 2048, 8
 """From so many blocks on, four for each time that every processor of an H200 takes four, a block
 takes more entries, and stages its queries, 32 KB of a row, less often."""
 
-SCORE_THREADS, TOP_THREADS = 256, 1024
+SCORE_THREADS = 256
+
+TOP_THREADS = 1024
+"""Of the block that has a row."""
 
 
 def scores(form: Form, heads: int) -> Kernel:
@@ -27,7 +30,8 @@ def scores(form: Form, heads: int) -> Kernel:
 
 def topk(form: Form) -> Kernel:
     """What is chosen does not hang on what was scored."""
-    return Kernel("index top-k", TOP_SOURCE, "index_topk", plain(form))
+    macros = (*plain(form), ("THREADS", TOP_THREADS))
+    return Kernel("index top-k", TOP_SOURCE, "index_topk", macros)
 
 
 def span(rows: int, entries: int) -> int:
