@@ -15,6 +15,10 @@ NO_LIBRARY = 3  # tools/compile_kernels.py
 VERSIONS = ("12.6", "12.9")
 
 SPILLS = {
+    "attend scores 64x512 fp8-all+fp4-fine bf16": 8,
+    "attend values by 64 64x512 fp8+fp8 bf16": 8,
+    "attend values by 128 64x512 fp8+fp8 bf16": 164,
+    "attend values by 128 64x512 fp8-all+fp4-fine bf16": 8,
     "experts fp4 gate-up K=4096 to bf16": 212,
     "experts fp4 down K=2048 to bf16": 136,
     "experts fp4 down of few rows K=2048 to bf16": 8,
@@ -32,9 +36,10 @@ SPILLS = {
     "linear fp8 by 32 K=8192 rows<=16 to bf16": 216,
     "linear fp8 by 32 K=15360 rows<=16 to bf16": 232,
 }
-"""Bytes that a thread may spill from SM80 on, where 128 registers (168 of experts) are held for the
-sake of several blocks, and a few bytes go through the cache, or what a tile of experts needs before
-or behind its loop waits outside of it. No other kernel spills, and on older devices none."""
+"""Bytes that a thread may spill from SM80 on, where 128 registers are held for the sake of two
+blocks, or 168 for that of three or of 11 warps, and a few bytes go through the cache, or what a
+tile of experts needs before or behind its loop waits outside of it. No other kernel spills, and on
+older devices none."""
 
 
 def compiled(*arguments: str) -> list[dict]:

@@ -104,6 +104,9 @@ def test_results_are_turned_back_as_by_a_launch_of_its_own(tools: Toolbox, rows:
     back = Turn(*given, lambda y: RowVectors(tools).rotate(y, *given, inverse=True))
     fast = StepAttend(tools)
     plain = fast.attend(q, keys, sink, SCALE)
+    assert_bits_equal(
+        fast.attend(q[:1], keys.part(slice(1)), sink, SCALE), plain[:1], "a row alone"
+    )
     assert RowVectors(tools).takes(TURNED, plain, dtype, 64)
     assert_bits_equal(fast.attend(q, keys, sink, SCALE, back), back.apart(plain))
 

@@ -126,6 +126,11 @@ class Cut:
         return 4 * self.warps * TILE_HEADS * (self.dims + 4)
 
     @property
+    def value_bytes(self) -> int:
+        """The same and places of keys, sums and factors: no more than that."""
+        return self.part_bytes + self.warps * (16 * KEY_BLOCK + 8 * TILE_HEADS) + 64
+
+    @property
     def macros(self) -> Macros:
         return (
             ("SCORE_HEADS", self.heads),
@@ -143,18 +148,24 @@ PLAIN_CUT = Cut(16, 64, 64, 8, 1, False)
 FEW_CUT = Cut(32, 32, 32, 11, 1, True)
 """Of a few rows, where a wait is what counts. 11 warps take 704 keys, what layers list, at once."""
 
-MANY_CUT = Cut(32, 32, 64, 11, 1, False)
-"""Else: a block of 64 dims reads 82 KB where two of 32 read 122. On an H200 16 rows take 42 µs, by
-two blocks of 32 a processor, which wait in turn, 46; 6 rows about the same."""
+SOME_CUT = Cut(32, 32, 64, 11, 1, False)
+"""Of some rows, and of many where 128 dims do not fit."""
 
-FEW = 2
-"""Rows whose 64 blocks each have a processor of an H200."""
+MANY_CUT = Cut(32, 32, 128, 11, 1, False)
+"""Else: half as many blocks, of which each has the same numerators."""
+
+FEW, SOME = 2, 4
+"""Rows whose 64 and 32 blocks all have a processor of an H200. Registers are for one block a
+processor, so the others would begin when the first have ended."""
 
 
 def cut(form: Form, shape: Shape, rows: int) -> Cut:
     if not is_matrix(form, shape):
         return PLAIN_CUT
-    return FEW_CUT if rows <= FEW else MANY_CUT
+    if rows <= FEW:
+        return FEW_CUT
+    fits = shape.dim % MANY_CUT.dims == 0 and MANY_CUT.value_bytes <= form.shared_limit
+    return MANY_CUT if rows > SOME and fits else SOME_CUT
 
 
 def is_matrix(form: Form, shape: Shape) -> bool:
@@ -169,7 +180,7 @@ def scores(form: Form, shape: Shape, how: Cut) -> Kernel:
 
 
 def values(form: Form, shape: Shape, how: Cut) -> Kernel:
-    made = _kernel("values early" if how.ahead else "values", "attend_values", form, shape)
+    made = _kernel(f"values by {how.dims}", "attend_values", form, shape)
     return replace(made, macros=made.macros + how.macros)
 
 
@@ -207,7 +218,7 @@ def shapes(form: Form) -> list[Shape]:
 
 def kernels(form: Form) -> list[Kernel]:
     some = shapes(form)
-    cuts = [(shape, cut(form, shape, rows)) for shape in some for rows in (1, FEW + 1)]
+    cuts = [(shape, cut(form, shape, rows)) for shape in some for rows in (1, FEW + 1, SOME + 1)]
     of_a_step = [make(form, *one) for one in cuts for make in (scores, values)]
     of_a_step = list(dict.fromkeys(of_a_step))
     of_given = [given(form, shape) for shape in some if is_given(form, shape)]

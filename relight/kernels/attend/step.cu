@@ -21,8 +21,15 @@ D int own_row() { return lane_id() >> 2; }
 D int own_quarter() { return lane_id() & 3; }
 D float value_of(float v) { return v; }
 D float value_of(u16 v) { return from_bf16(v); }
-D void put(float* p, float v) { *p = v; }
-D void put(u16* p, float v) { *p = to_bf16(v); }
+D void put(float* p, const float (&v)[4]) {
+  *(uint4*)p = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
+}
+D void put(u16* p, const float (&v)[4]) {
+  uint2 x;
+  x.x = to_bf16(v[0]) | (u32)to_bf16(v[1]) << 16;
+  x.y = to_bf16(v[2]) | (u32)to_bf16(v[3]) << 16;
+  *(uint2*)p = x;
+}
 D int chunk_format(const Lists& l, int block, int chunk) {
   const int format = format_at(l, block);
   return format == FP8 && chunk * CHUNK >= PLAIN ? WIDE : format;
@@ -32,21 +39,23 @@ constexpr int PARTS = KEYS / SCORE_KEYS;              // of a block of keys, eac
 typedef float Sums[SCORE_HEADS][SCORE_KEYS + 8];  // + 8: neighbouring heads in other banks
 
 #if MATRIX
-// This warp's dims of the products of all heads with all keys of the block.
-template <int FORMAT> D void dots(const In* q, int first, const Stored* places, Sums& sums) {
-  const int d = warp_id() * CHUNK + 16 * own_quarter();
-  Packed<16> x[SCORE_KEYS / 8];  // all before any is stored: what is loaded may lie anywhere, so no load would pass a store
-  UNROLL for (int n = 0; n < SCORE_KEYS / 8; n++) load<FORMAT>(places[8 * n + own_row()], d, x[n]);
-  u32 a[SCORE_HEADS / TILE][4][4];  // four dims each: of head own_row() in 0 and 2, of head own_row() + 8 in 1 and 3
+typedef u32 Queries[SCORE_HEADS / TILE][4][4];  // four dims each: of head own_row() in 0 and 2, of head own_row() + 8 in 1 and 3
+D int own_dims() { return warp_id() * CHUNK + 16 * own_quarter(); }
+D void read_queries(const In* q, int first, Queries& a) {
   UNROLL for (int t = 0; t < SCORE_HEADS / TILE; t++)
     UNROLL for (int h = 0; h < 2; h++)
       UNROLL for (int half = 0; half < 2; half++) {
-        const uint4 v = *(const uint4*)(q + head_of(first, TILE * t + own_row() + 8 * h) * DIM + d + 8 * half);
+        const uint4 v = *(const uint4*)(q + head_of(first, TILE * t + own_row() + 8 * h) * DIM + own_dims() + 8 * half);
         a[t][2 * half][h] = v.x;
         a[t][2 * half][2 + h] = v.y;
         a[t][2 * half + 1][h] = v.z;
         a[t][2 * half + 1][2 + h] = v.w;
       }
+}
+// This warp's dims of the products of all heads with all keys of the block.
+template <int FORMAT> D void dots(const Queries& a, const Stored* places, Sums& sums) {
+  Packed<16> x[SCORE_KEYS / 8];  // all before any is stored: what is loaded may lie anywhere, so no load would pass a store
+  UNROLL for (int n = 0; n < SCORE_KEYS / 8; n++) ask<FORMAT>(places[8 * n + own_row()], own_dims(), x[n]);
   float c[SCORE_HEADS / TILE][SCORE_KEYS / 8][ACC] = {};
   UNROLL for (int n = 0; n < SCORE_KEYS / 8; n++) {
     u32 pairs[8];
@@ -98,7 +107,10 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
   q += (i64)row * HEADS * DIM;
   best += ((i64)row * HEADS + first) * blocks * PARTS + at;
   for (int i = threadIdx.x; i < KEYS; i += 32 * CHUNKS) places[i] = key_at(lists, row, block, i);
-#if !MATRIX
+#if MATRIX
+  Queries a;  // on their way while places are found
+  read_queries(q, first, a);
+#else
   float* queries = &sums[0][0][0];
   for (int i = threadIdx.x; i < TILE * DIM; i += 32 * CHUNKS) queries[i] = value_of(q[head_of(first, i / DIM) * DIM + i % DIM]);
 #endif
@@ -109,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
   }
   const int format = chunk_format(lists, block, warp_id());
 #if MATRIX
-#define DOTS(F) dots<F>(q, first, places + at % PARTS * SCORE_KEYS, sums[warp_id()])
+#define DOTS(F) dots<F>(a, places + at % PARTS * SCORE_KEYS, sums[warp_id()])
   BY_FORMAT(format, DOTS);
 #else
 #define DOTS(F) dots<F>(queries, places, c)
@@ -135,19 +147,23 @@ extern "C" __global__ void __launch_bounds__(32 * CHUNKS)
   }
 }
 
-constexpr int GROUPS = (HEADS + TILE - 1) / TILE, SPANS = DIM / VALUE_DIMS, OWN = VALUE_DIMS / 8;
+constexpr int PIECE = VALUE_DIMS < CHUNK ? VALUE_DIMS : CHUNK;  // dims that a warp takes at a time: they are of one format
+constexpr int GROUPS = (HEADS + TILE - 1) / TILE, SPANS = DIM / VALUE_DIMS, PIECES = VALUE_DIMS / PIECE, OWN = PIECE / 8;
 typedef float Part[TILE][VALUE_DIMS + 4];
 
-// Numerators of a block for one head: of key 16 s + 4 own_quarter() + i in [4 s + i]. Returns their sum, the definition's tree, whose
-// top bits of a key are s.
-D float weigh(const float* scores, float top, float (&p)[16]) {
+// Scores of a block for one head: of key 16 s + 4 own_quarter() + i in [4 s + i].
+D void read_scores(const float* scores, float (&p)[16]) {
   UNROLL for (int s = 0; s < 4; s++) {
     const uint4 v = *(const uint4*)(scores + 16 * s + 4 * own_quarter());
-    UNROLL for (int i = 0; i < 4; i++) {
-      const u32 bits = i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-      p[4 * s + i] = expf(__uint_as_float(bits) - top);
-    }
+    p[4 * s] = __uint_as_float(v.x);
+    p[4 * s + 1] = __uint_as_float(v.y);
+    p[4 * s + 2] = __uint_as_float(v.z);
+    p[4 * s + 3] = __uint_as_float(v.w);
   }
+}
+// Makes numerators of them. Returns their sum, the definition's tree, whose top bits of a key are s.
+D float weigh(float top, float (&p)[16]) {
+  UNROLL for (int i = 0; i < 16; i++) p[i] = expf(p[i] - top);
   float t[4];
   UNROLL for (int i = 0; i < 4; i++) {
     t[i] = add(add(p[i], p[8 + i]), add(p[4 + i], p[12 + i]));
@@ -162,10 +178,11 @@ typedef Packed<OWN> Four[4];  // of key 16 s + 4 own_quarter() + i, the dims OWN
 template <int FORMAT> D void ask(const Stored (&places)[KEYS], int d, int s, Four& x) {
   UNROLL for (int i = 0; i < 4; i++) load<FORMAT>(places[16 * s + 4 * own_quarter() + i], d + OWN * own_row(), x[i]);
 }
-template <int FORMAT> D void weighted(const u32 (&p)[2][8], const Stored (&places)[KEYS], int d, Four (&x)[4], Part& part) {
+// Of dims `d` on, which are `to` on of the part; their keys are in x if they are ASKED for.
+template <int FORMAT, bool ASKED> D void weighted(const u32 (&p)[2][8], const Stored (&places)[KEYS], int d, int to, Four (&x)[4], Part& part) {
   float c[OWN][ACC] = {};
   UNROLL for (int s = 0; s < 4; s++) {
-    if (!AHEAD) ask<FORMAT>(places, d, s, x[s]);
+    if (!ASKED) ask<FORMAT>(places, d, s, x[s]);
     u32 own[4][OWN / 2];
     UNROLL for (int i = 0; i < 4; i++) unpack<FORMAT>(x[s][i], own[i]);
     UNROLL for (int j = 0; j < OWN; j++) {
@@ -176,8 +193,8 @@ template <int FORMAT> D void weighted(const u32 (&p)[2][8], const Stored (&place
   }
   UNROLL for (int i = 0; i < ACC; i++)
     UNROLL for (int j = 0; j < OWN; j += 4)
-      *(uint4*)&part[acc_row(i)][OWN * acc_token(i) + j] = make_uint4(__float_as_uint(c[j][i]), __float_as_uint(c[j + 1][i]),
-                                                                      __float_as_uint(c[j + 2][i]), __float_as_uint(c[j + 3][i]));
+      *(uint4*)&part[acc_row(i)][to + OWN * acc_token(i) + j] =
+          make_uint4(__float_as_uint(c[j][i]), __float_as_uint(c[j + 1][i]), __float_as_uint(c[j + 2][i]), __float_as_uint(c[j + 3][i]));
 }
 #else
 // A lane has two dims. Numerators lie in shared memory, [KEYS][TILE] where the part will be.
@@ -205,9 +222,14 @@ template <int FORMAT> D void weighted(const Stored (&places)[KEYS], int d, Part&
 #endif
 
 // A warp's keys.
-D void find(Stored (&places)[KEYS], const Lists& lists, int row, int block, int blocks) {
-  for (int key = lane_id(); key < KEYS; key += 32)
-    places[key] = block < blocks ? key_at(lists, row, block, key) : Stored{nullptr, nullptr};
+D void find(Stored (&places)[KEYS], const Lists& l, int row, int block, int blocks) {
+  const bool near = block < l.window_blocks, some = block < blocks;
+  const i64* from = near ? l.window_index + ((i64)row * l.window_blocks + block) * KEYS
+                         : l.entry_index + ((i64)row * l.entry_blocks + block - l.window_blocks) * KEYS;
+  i64 its[2];  // both on their way before a place is computed
+  UNROLL for (int i = 0; i < 2; i++) its[i] = some ? __ldcg(from + lane_id() + 32 * i) : -1;
+  const Source source = near ? l.window : l.entries;
+  UNROLL for (int i = 0; i < 2; i++) places[lane_id() + 32 * i] = some ? row_at(source, its[i]) : Stored{nullptr, nullptr};
   __syncwarp();
 }
 
@@ -242,11 +264,10 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
     attend_values(const float* scores, const float* best, SOURCE(window), SOURCE(entry), const i64* window_index,
                   const i64* entry_index, int window_blocks, int entry_blocks, const float* sink, const i64* positions,
                   const float* frequencies, int rope, Out* y) {
-  constexpr int WARPS = VALUE_WARPS, QUADS = VALUE_DIMS / 4;
-  static_assert(QUADS * TILE <= 32 * WARPS, "a thread adds four results");
+  constexpr int WARPS = VALUE_WARPS, QUADS = PIECE / 4;
+  static_assert(QUADS * TILE <= 32 * WARPS && DIM % VALUE_DIMS == 0, "a thread adds four results of each piece");
   __shared__ Stored places[WARPS][KEYS];
   __shared__ float shrink[WARPS][TILE], sum[WARPS][TILE], last[TILE];
-  __shared__ bool live[WARPS];
   Part* parts = (Part*)room;
   const Lists lists = {GIVEN(window), GIVEN(entry), window_index, entry_index, window_blocks, entry_blocks};
   const int blocks = window_blocks + entry_blocks, row = blockIdx.y, w = warp_id();
@@ -254,14 +275,15 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
   scores += (i64)row * HEADS * blocks * KEYS;
   best += (i64)row * HEADS * blocks * PARTS;
   const float* own_best = best + (i64)head_of(first, lane_id() / 2) * blocks * PARTS;  // two lanes a head
-  float total[4] = {}, below = 0.f, so_far = LEAST;
+  float total[PIECES][4] = {}, below = 0.f, so_far = LEAST;
   const int h = threadIdx.x / QUADS, d = threadIdx.x % QUADS * 4;
+  const float own_sink = sink[head_of(first, h)];  // asked for early
   Turns turns;
   for (int base = 0; base < blocks; base += WARPS) {
     // Lists and rows are older than the kernel before, and read past L1, which may be older still.
     find(places[w], lists, row, base + w, blocks);
     const bool some = some_key(places[w]);
-    const int format = chunk_format(lists, base + w, from / CHUNK);
+    const int format = chunk_format(lists, base + w, from / CHUNK);  // of the first piece
 #if MATRIX
     Four x[4];
 #define ASK(F) UNROLL for (int s = 0; s < 4; s++) ask<F>(places[w], from, s, x[s])
@@ -273,6 +295,10 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
       if (AHEAD) turns.find(positions, frequencies, rope, row, from + d);  // behind rows that are asked for, in front of the wait
       wait_for_previous();
     }
+    float v[2][16];  // asked for together with the best
+    if (some)
+      UNROLL for (int i = 0; i < 2; i++)
+        read_scores(scores + ((i64)head_of(first, own_row() + 8 * i) * blocks + base + w) * KEYS, v[i]);
     // The best key so far: in front of this warp's block, with it, and with all of this turn.
     float before = so_far, with = none(), all = none();
     UNROLL for (int i = 0; i < WARPS * PARTS; i += 2) {
@@ -292,49 +318,62 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
 #endif
       UNROLL for (int i = 0; i < 2; i++) {
         const int head = own_row() + 8 * i;
-        float v[16];
-        own[i] = weigh(scores + ((i64)head_of(first, head) * blocks + base + w) * KEYS, __shfl_sync(~0u, with, 2 * head), v);
+        own[i] = weigh(__shfl_sync(~0u, with, 2 * head), v[i]);
 #if MATRIX
-        UNROLL for (int k = 0; k < 8; k++) p[i][k] = rounded_pair(v[2 * k], v[2 * k + 1]);
+        UNROLL for (int k = 0; k < 8; k++) p[i][k] = rounded_pair(v[i][2 * k], v[i][2 * k + 1]);
 #else
         UNROLL for (int s = 0; s < 4; s++)
-          UNROLL for (int k = 0; k < 4; k++) parts[w][0][(16 * s + 4 * own_quarter() + k) * TILE + head] = rounded(v[4 * s + k]);
+          UNROLL for (int k = 0; k < 4; k++) parts[w][0][(16 * s + 4 * own_quarter() + k) * TILE + head] = rounded(v[i][4 * s + k]);
 #endif
       }
 #if MATRIX
-#define WEIGHTED(F) weighted<F>(p, places[w], from, x, parts[w])
+#define WEIGHTED(F) weighted<F, AHEAD>(p, places[w], from, 0, x, parts[w])
+#define NEXT(F) weighted<F, false>(p, places[w], from + to, to, x, parts[w])
+      BY_FORMAT(format, WEIGHTED);
+      UNROLL for (int to = PIECE; to < VALUE_DIMS; to += PIECE) {
+        const int its = chunk_format(lists, base + w, (from + to) / CHUNK);
+        BY_FORMAT(its, NEXT);
+      }
 #else
       __syncwarp();
 #define WEIGHTED(F) weighted<F>(places[w], from, parts[w])
-#endif
       BY_FORMAT(format, WEIGHTED);
+#endif
       if (own_quarter() == 0)
         UNROLL for (int i = 0; i < 2; i++) sum[w][own_row() + 8 * i] = own[i];
+    } else {  // -0, which changes no sum: a branch where parts are added would let their loads wait for each other
+      constexpr u32 ZERO = 0x80000000u;
+      uint4* to = (uint4*)parts[w];
+      for (int i = lane_id(); i < (int)(sizeof(Part) / 16); i += 32) to[i] = make_uint4(ZERO, ZERO, ZERO, ZERO);
+      if (lane_id() < TILE) sum[w][lane_id()] = -0.f;
     }
     if (lane_id() % 2 == 0) {
       shrink[w][lane_id() / 2] = expf(before - with);  // exactly 1 where the block has no better key
       if (w == 0) last[lane_id() / 2] = so_far;
     }
-    if (lane_id() == 0) live[w] = some;
     __syncthreads();
     if (h < TILE)
-      UNROLL for (int b = 0; b < WARPS; b++)
-        if (live[b]) {
-          const uint4 v = *(const uint4*)&parts[b][h][d];
-          const float by = shrink[b][h];
-          total[0] = add(mul(total[0], by), __uint_as_float(v.x));
-          total[1] = add(mul(total[1], by), __uint_as_float(v.y));
-          total[2] = add(mul(total[2], by), __uint_as_float(v.z));
-          total[3] = add(mul(total[3], by), __uint_as_float(v.w));
-          below = add(mul(below, by), sum[b][h]);
+      UNROLL for (int b = 0; b < WARPS; b++) {
+        const float by = shrink[b][h];
+        UNROLL for (int n = 0; n < PIECES; n++) {
+          const uint4 v = *(const uint4*)&parts[b][h][n * PIECE + d];
+          total[n][0] = add(mul(total[n][0], by), __uint_as_float(v.x));
+          total[n][1] = add(mul(total[n][1], by), __uint_as_float(v.y));
+          total[n][2] = add(mul(total[n][2], by), __uint_as_float(v.z));
+          total[n][3] = add(mul(total[n][3], by), __uint_as_float(v.w));
         }
+        below = add(mul(below, by), sum[b][h]);
+      }
     if (base + WARPS < blocks) __syncthreads();
   }
   if (blocks == 0) wait_for_previous();
   if (h >= TILE || first + h >= HEADS) return;
-  below = add(below, expf(sink[first + h] - (blocks ? last[h] : LEAST)));
-  UNROLL for (int i = 0; i < 4; i++) total[i] = rounded(__fdiv_rn(total[i], below));
-  if (!AHEAD || blocks == 0) turns.find(positions, frequencies, rope, row, from + d);
-  turns.turn(total);
-  UNROLL for (int i = 0; i < 4; i++) put(y + ((i64)row * HEADS + first + h) * DIM + from + d + i, total[i]);
+  below = add(below, expf(own_sink - (blocks ? last[h] : LEAST)));
+  UNROLL for (int n = 0; n < PIECES; n++) {
+    const int dim = from + n * PIECE + d;
+    UNROLL for (int i = 0; i < 4; i++) total[n][i] = rounded(__fdiv_rn(total[n][i], below));
+    if (!AHEAD || blocks == 0) turns.find(positions, frequencies, rope, row, dim);
+    turns.turn(total[n]);
+    put(y + ((i64)row * HEADS + first + h) * DIM + dim, total[n]);
+  }
 }
