@@ -31,8 +31,9 @@ PAIRS = 3
 decoded once. Sums of more pairs have no registers."""
 
 FEW_ROWS = 2
-"""A pair. Of V4 their down product is 384 blocks, which an H200 holds at once by three a processor,
-so each may ask for all of its tile. Of V4.1 it is 480, by four, so each may ask for half of it."""
+"""A pair. Of one row V4's products are 384 blocks each, which an H200 holds at once by three a
+processor; V4.1's are 432 and 480, by four, and a block of the down product may ask for half of its
+tile."""
 
 
 def tiles_of_block(rows: int) -> int:
@@ -51,7 +52,7 @@ def gate_up_walk(form: Form, inner: int, act_block: int = 128, *, few: bool = Fa
     """`few`: of `FEW_ROWS` at most, which decides no bits."""
     found = _ruled(form, inner)
     if inner in (V4_WIDTHS[0], V41_WIDTHS[0]):
-        blocks = 2 if form.number != 80 else 4 if few else 3
+        blocks = 2 if form.number != 80 else 4 if few and inner == V41_WIDTHS[0] else 3
         old = form.number == 70  # of eight slices, as the rule has it
         found = replace(found, ahead=1) if old else Walk(4, inner, 4, min_blocks=blocks)
     return replace(found, tiles=2, paired=True, block=act_block)
@@ -63,8 +64,6 @@ def down_walk(form: Form, inner: int, act_block: int = 128, *, few: bool = False
     if inner == V4_WIDTHS[1]:
         old = Walk(4, inner, 4, ahead=1, min_blocks=2)
         found = Walk(4, inner, 4, tiles=2, min_blocks=3) if modern else old
-        if few and form.early:
-            found = replace(found, ahead=4)
     if inner == V41_WIDTHS[1]:
         old = Walk(4, inner, 3, row_warps=2, ahead=1, min_blocks=2)
         blocks = 5 if few and not form.early else 4
