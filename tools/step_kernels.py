@@ -91,7 +91,7 @@ DENSE_V41 = (
 )
 """Of bf16 weights; the last is what comes out."""
 
-WIDTHS_V41 = (1, 8)
+WIDTHS_V41 = (1, 8, 16)
 ROWS_ALIKE = 6
 """Of which each chooses the same experts."""
 GROUPS, SLOTS = 8, 6
