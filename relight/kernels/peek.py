@@ -23,6 +23,12 @@ def every(mask: Tensor) -> bool:
     return not looks_are_free(mask) or bool(mask.all())
 
 
+def ascending(values: Tensor) -> bool:
+    """Whether each row of `values` ascends strictly; where nobody looks, yes, and nothing is
+    launched that a later launch would wait for."""
+    return not looks_are_free(values) or bool((values[:, 1:] > values[:, :-1]).all())
+
+
 def most(values: Tensor, bound: int) -> int:
     """The largest of `values`, none of which is above `bound`, 0 of none; where nobody looks, the
     bound."""

@@ -11,7 +11,7 @@ from relight.base.numerics import Family
 from relight.kernels.check import F32, FLOATS, I64, expect, expect_boundary, expect_family
 from relight.kernels.codec import StackedDense, StackedFp4, StackedFp8, StackedWeight
 from relight.kernels.experts import reference
-from relight.kernels.peek import looks_are_free
+from relight.kernels.peek import ascending
 
 __all__ = [
     "Experts",
@@ -131,17 +131,11 @@ def _kernels(
     expect(x, "x", (n, None), FLOATS)
     expect(ids, "ids", (None, None), I64)
     expect(weights, "weights", (n, k), F32)
-    assert _ascending(ids), "the ids of a row are not strictly ascending"
+    assert ascending(ids), "the ids of a row are not strictly ascending"
     expect_family(family)
     expect_boundary(boundary)
     kernels = stacks.made if family == "step" else stacks.given
     return kernels if quantised else None
-
-
-def _ascending(ids: Tensor) -> bool:
-    """Where nobody looks, yes; and nothing is launched, since the router and what reads it are one
-    launch behind the other."""
-    return not looks_are_free(ids) or bool((ids[:, 1:] > ids[:, :-1]).all())
 
 
 def swiglu(
