@@ -79,7 +79,7 @@ def index_trials(tools: Toolbox, device: torch.device, rows: int = ROWS) -> list
             places = (seeds(x) * 40503 + torch.arange(ENTRIES, device=device) * 2654435761) % KEYS
             q = fp4_grid(x[:, :values]).view(-1, heads, index_cuda.DIM)
             visible = ENTRIES - seeds(x).squeeze(1) % 1500
-            weights, counts = x[:, values:].contiguous(), (1,) * len(x)
+            weights, counts = x[:, values:].clone(), (1,) * len(x)
             return Asked(q, weights, keys, places, counts, own, visible, "step")
 
         def kernel(x: Tensor) -> Tensor:

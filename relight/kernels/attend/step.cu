@@ -243,7 +243,7 @@ struct Turns {
     some = positions && dim >= DIM - rope;
     if (!some) return;
     UNROLL for (int i = 0; i < 2; i++) {
-      const float angle = mul((float)positions[row], frequencies[(dim - (DIM - rope)) / 2 + i]);
+      const float angle = mul((float)__ldcg(positions + row), frequencies[(dim - (DIM - rope)) / 2 + i]);
       c[i] = cosf(angle);
       s[i] = -sinf(angle);
     }
@@ -266,6 +266,7 @@ extern "C" __global__ void __launch_bounds__(32 * VALUE_WARPS, VALUE_BLOCKS)
                   const float* frequencies, int rope, Out* y) {
   constexpr int WARPS = VALUE_WARPS, QUADS = PIECE / 4;
   static_assert(QUADS * TILE <= 32 * WARPS && DIM % VALUE_DIMS == 0, "a thread adds four results of each piece");
+  static_assert(!AHEAD || PIECES == 1, "angles that are found ahead are those of one piece");
   __shared__ Stored places[WARPS][KEYS];
   __shared__ float shrink[WARPS][TILE], sum[WARPS][TILE], last[TILE];
   Part* parts = (Part*)room;

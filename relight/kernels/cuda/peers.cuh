@@ -24,7 +24,7 @@ D void tell_peer(float* place, u64* told, int peer, float a, float b) {
 }
 // Till all is there that this block is told.
 D void hear_peers(u64* told) {
-  asm volatile("{ .reg .pred all; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 all, [%0], 0; @!all bra AGAIN; }" ::
+  asm volatile("{ .reg .pred all; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 all, [%0], 0; @!all bra AGAIN; }" ::
                    "r"(in_shared(told)) : "memory");
 }
 

@@ -72,7 +72,7 @@ def mix_end_by_peers(
 def peer_threads(form: Form, width: int) -> int:
     """Of a block of `mix_end_by_peers`; 0 where there is none."""
     chunks, left = divmod(width, 128 * PEERS)
-    return 64 * chunks if form.clusters and chunks and not left else 0
+    return 64 * chunks if form.clusters and 0 < chunks <= 16 and not left else 0
 
 
 def split_weights(form: Form, block: Block, boundary: torch.dtype, outputs: int) -> Kernel:

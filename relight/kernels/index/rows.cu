@@ -44,7 +44,7 @@ template <int E> struct Turn {
   D void find(const Choice& from, const i64* places, int at) {
     UNROLL for (int e = 0; e < E; e++) {
       own[e] = from.entry(at + 8 * e + lane_row());
-      lies[e] = own[e] < 0 ? -1 : places[own[e]];
+      lies[e] = own[e] < 0 ? -1 : __ldcg(places + own[e]);
     }
   }
   D void ask(const Source& source) {
@@ -128,10 +128,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   alignas(16) __shared__ Queries queries;
   const Source keys = GIVEN(key);
   const int row = blockIdx.y, first = blockIdx.x * span;
-  const Choice from = {candidates ? candidates + (i64)row * blocks : nullptr, blocks, size, (int)min(visible[row], (i64)entries)};
+  const Choice from = {candidates ? candidates + (i64)row * blocks : nullptr, blocks, size, (int)min((i64)__ldcg(visible + row), (i64)entries)};
   const int seen = from.count(), end = min(first + span, seen);
   const bool scored = from.visible > shortcut && first < seen;
-  places += sequence[row] * entries;
+  places += __ldcg(sequence + row) * entries;
   q += (i64)row * HEADS * DIM;
   weights += row * HEADS;
   scores += (i64)row * width;

@@ -18,7 +18,8 @@ EVERY = -1
 
 class RowIndex:
     """`select` and its kin, of keys in FP4, for either family: two launches a pass. Scratch is 4
-    bytes an entry, or candidate, and row of a pass."""
+    bytes an entry, or candidate, and row of a pass. Places, what rows see and whose they are must
+    be older than the launch in front: kernels read them before it has ended (SM90)."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
