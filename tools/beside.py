@@ -44,7 +44,8 @@ def run_all(
             return ["no time was left"]
         process = subprocess.Popen(
             programs[name],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # Unbuffered: what one that is killed printed last is what one wants to read.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
