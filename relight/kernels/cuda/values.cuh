@@ -73,6 +73,13 @@ D u32 lanes_max(u32 v, int apart) {  // over 2 * apart lanes
   for (; apart; apart >>= 1) v = max(v, __shfl_xor_sync(~0u, v, apart));
   return v;
 }
+D u32 warp_max(u32 v) {
+#if STEP_FORM == 80
+  return __reduce_max_sync(~0u, v);
+#else
+  return lanes_max(v, 16);
+#endif
+}
 
 // Two neighbours at once.
 D void read_pair(const float* p, float (&v)[2]) {

@@ -28,13 +28,6 @@ D int lanes_sum(int v) {
   return v;
 #endif
 }
-D u32 largest(u32 v) {
-#if STEP_FORM == 80
-  return __reduce_max_sync(~0u, v);
-#else
-  return lanes_max(v, 16);
-#endif
-}
 
 struct Room {
   alignas(16) int counts[BINS];  // of a digit's values, the largest first
@@ -83,10 +76,10 @@ D int choose(Values values, Named named, bool early, int count, int k, Room& roo
   } else if (count > k) {
     u32 most = 0;
     each<N, AT_ONCE>(held, values, from, to, [&](int, u32 v, int) { most = max(most, v); });
-    most = largest(most);
+    most = warp_max(most);
     if (lane_id() == 0) room.most[warp_id()] = most;
     __syncthreads();
-    most = largest(room.most[lane_id() % TOP_WARPS]);
+    most = warp_max(room.most[lane_id() % TOP_WARPS]);
     int bits = NEAR;
     least = most - min(most, ~0u >> 32 - NEAR);
     wanted = k;

@@ -16,14 +16,6 @@ D u32 rank_of(float v) {  // ascends with v; both zeros are one
   return (b & 0x7FFFFFFFu) > 0x7F800000u ? 0xFFFFFFFFu : b >> 31 ? ~b : b | 0x80000000u;
 }
 
-D u32 warp_max(u32 v) {
-#if STEP_FORM == 80
-  return __reduce_max_sync(~0u, v);
-#else
-  return lanes_max(v, 16);
-#endif
-}
-
 // The K best experts, of lane k the k-th: threads have an expert each, then lanes of the first warp those of a residue. Other
 // warps get nothing.
 D int best_of(u32 rank) {
